@@ -23,6 +23,10 @@ _DIVIDES = frozenset({*_DIVISOR, "reciprocal", "rsqrt", "pow"})
 _QUOTIENTS = frozenset({"div", "true_divide", "floor_divide", "fmod", "remainder"})
 
 
+#: Ops that are infinite only at the edge of where they are defined.
+LOGARITHMS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py", "logit"})
+
+
 class Range(NamedTuple):
     """Lowest and highest value of an operand (NaN in both if any element is NaN); None where not measured."""
 

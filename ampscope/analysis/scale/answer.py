@@ -123,7 +123,8 @@ def _measured(judgement: Judgement, now: ScaleLoss, low: float, high: float | No
         lead = "No, it is too small" if small else "It serves, and a larger one would keep more"
         return (
             f"{lead}: at {scale}, {_percent(now.lost_share + now.subnormal_share)} of the gradient values that were "
-            f"measured lie below float16's normal numbers; from {in_words(low)} on they are kept."
+            f"measured lie below float16's normal numbers; from {in_words(low)} on they are kept"
+            f"{_too_high(low, high, limit)}."
         )
     told = f"Yes: at {scale}, {_percent(now.lost_share)} of the gradient values that were measured are flushed to zero"
     if high is None:
@@ -131,6 +132,11 @@ def _measured(judgement: Judgement, now: ScaleLoss, low: float, high: float | No
     if high < now.scale:
         return f"{told}, though {limit} may overflow above {in_words(high)}, and then a step is skipped."
     return f"{told}, and up to {in_words(high)} none overflows."
+
+
+def _too_high(low: float, high: float | None, limit: str) -> str:
+    """That a scale at which gradients are kept is one at which others overflow."""
+    return "" if high is None or high >= low else f", but above {in_words(high)} {limit} overflows"
 
 
 def _judged(history: ScaleHistory, window: ScaleWindow) -> Judgement:

@@ -53,7 +53,7 @@ class ScaleRecord:
     step: IntArray
     scale: FloatArray
     skipped: BoolArray
-    hopeless: BoolArray  #: the loss itself was not finite: no scale would have saved the step
+    hopeless: BoolArray  #: skipped, and the loss itself was not finite: no scale would have saved the step
 
     @classmethod
     def of(cls, run: Run, *, optimizer: int | None = None, rank: int | None = None) -> ScaleRecord:
@@ -66,7 +66,7 @@ class ScaleRecord:
             step=rows.ints("step"),
             scale=rows.floats("scale"),
             skipped=rows.flags("skipped"),
-            hopeless=rows.bad("loss"),
+            hopeless=rows.bad("loss") & rows.flags("skipped"),
         )
 
 

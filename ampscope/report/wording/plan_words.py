@@ -82,10 +82,7 @@ def notes(plan: Plan, name: str | None = None) -> Iterator[str]:
     yield "Only range is judged: what rounding to few bits does to a training, no histogram tells."
     shown = NAMES if name is None else (name,)
     if "float16" in shown and plan.gradient_scale is not None:
-        low, high = plan.scale_window
-        ends = " to ".join("unknown" if end is None else in_words(end) for end in (low, high))
-        fit = f"gradients fit it from {ends}" if low or high else "at which ones gradients fit it is not known"
-        yield f"float16 is judged at a loss scale of {in_words(plan.gradient_scale)}; {fit}."
+        yield f"float16 is judged at a loss scale of {in_words(plan.gradient_scale)}; {_window(*plan.scale_window)}."
     if any(each in SCALED for each in shown) and plan.delayed_share is not None:
         share = numbers.share(plan.delayed_share)
         yield f"In fp8 each tensor is scaled by its largest value of steps before, where they were recorded ({share});"
@@ -96,6 +93,17 @@ def notes(plan: Plan, name: str | None = None) -> Iterator[str]:
         tensors = f" of {numbers.share(counted)} of the tensors; of others it is an estimate, for values in no order."
         yield "in sampled steps" + (tensors if counted < 1.0 else ".")
         yield "The largest of a block may overflow by design, and lose an eighth."
+
+
+def _window(low: float | None, high: float | None) -> str:
+    """The loss scales at which the gradients fit float16."""
+    over = "" if high is None else f"above {in_words(high)} one overflows"
+    if low is None:
+        return over or "at which ones gradients fit it is not known"
+    kept = f"all gradients are kept from {in_words(low)}"
+    if high is None:
+        return f"{kept} on"
+    return f"{kept} to {in_words(high)}" if low <= high else f"{kept} on, but {over}"
 
 
 def by_format(plan: Plan, name: str) -> tuple[str, str, str]:

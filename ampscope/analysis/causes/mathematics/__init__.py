@@ -14,14 +14,13 @@ from ampscope.analysis.causes.cause_entry import (
 )
 from ampscope.analysis.causes.mathematics.division import DIVISION, DIVISIONS
 from ampscope.analysis.causes.range.underflow import Flushed, constant_lost, flushed_operand
-from ampscope.analysis.origin.op_facts import Executed
+from ampscope.analysis.origin.op_facts import LOGARITHMS, Executed
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words.number_words import number
 from ampscope.analysis.words.wording import op_in_words
 from ampscope.trace.schema import Form, Phase
 from ampscope.trace.vocabulary import Cause
 
-_LOGARITHMS = frozenset({"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py", "logit"})
 #: Autograd nodes whose derivative is that of a square root.
 _SQUARE_ROOTS = ("SqrtBackward", "LinalgVectorNormBackward", "NormBackward", "CdistBackward", "StdBackward")
 
@@ -37,7 +36,7 @@ class NegativeOperand(Reason):
 
 
 def _logarithm(op: Executed) -> Match | None:
-    if op.name not in _LOGARITHMS:
+    if op.name not in LOGARITHMS:
         return None
     lowest = op.lowest_operand
     if op.gives_nan and lowest is not None and lowest < 0 and not op.is_complex:

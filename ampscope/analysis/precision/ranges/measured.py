@@ -26,6 +26,8 @@ NEAR_BITS = 1.0
 _KEPT = frozenset({Node.PARAMETER, Node.WEIGHT_AFTER, Node.STATE_AFTER, Node.BUFFER_AFTER})
 #: A trend is told as long as the run has gone on unseen for at most this share of the steps that it was seen for.
 UNSEEN = 0.5
+#: Steps between the first sampled one and the last, with fewer of which nothing is said of how a value grows.
+LEAST_SPAN = 10
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,8 +90,11 @@ class MeasuredPlace:
 
     @cached_property
     def bits_per_step(self) -> float | None:
-        """How fast it grows; None for fewer than two sampled steps."""
-        return self.forecast.bits_per_step if self.forecast is not None else bits_per_step(self.course)
+        """How fast it grows; None where its sampled steps lie so close together that they say nothing of it."""
+        if self.forecast is not None:
+            return self.forecast.bits_per_step
+        is_seen_long = len(self.course) > 1 and self.course[-1][0] - self.course[0][0] >= LEAST_SPAN
+        return bits_per_step(self.course) if is_seen_long else None
 
     @property
     def newest_headroom(self) -> float | None:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ampscope.analysis.origin.op_facts import LOGARITHMS, Executed, divides
 from ampscope.analysis.origin.step_graph import Sites, StepGraph
 from ampscope.analysis.precision.ranges.places import Place, place_of
 from ampscope.analysis.precision.ranges.sampled_steps import Sampled
@@ -30,7 +31,7 @@ NONE = Overflowed({}, True)
 
 
 def overflowed(run: Run, rank: int, sampled: Sampled) -> Overflowed:
-    """The steps in which each place gave an infinity though all that it read was finite; masks are none.
+    """The steps in which each place gave an infinity though all that it read was finite; masks and poles are none.
 
     A step is there as often as that happened in it.
 
@@ -57,9 +58,14 @@ def _overflowed_at(graph: StepGraph, seq: int, optimizer: int) -> Place | None:
     row, site = graph.bad_output(seq), graph.site(seq)
     if row is None or site.op in ENTRY_NODES | SINK_NODES or not _has_infinity(row):
         return None
-    if graph.bad_inputs(seq) or graph.is_cut(seq) or is_deliberate(graph, seq):
+    if graph.bad_inputs(seq) or graph.is_cut(seq) or is_deliberate(graph, seq) or _is_at_a_pole(Executed(graph, seq)):
         return None
     return place_of(site, row.out, optimizer)
+
+
+def _is_at_a_pole(op: Executed) -> bool:
+    """Whether what it gives is infinite in every dtype: the logarithm of zero, or a division by it."""
+    return op.name in LOGARITHMS or (divides(op.site.op) and op.divides_by_zero)
 
 
 def _has_infinity(row: OpRow) -> bool:

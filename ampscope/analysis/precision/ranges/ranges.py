@@ -29,7 +29,7 @@ class RangeRow:
     underflow_share: float | None  #: subnormal ones among the non-zero elements; null where not measured
     zero_share: float | None  #: elements that are exactly zero; likewise
     flushed_share: float | None  #: elements that are zero though float32 would have kept them; null where not known
-    bits_per_step: float | None  #: growth over the sampled steps, robustly; null for fewer than two
+    bits_per_step: float | None  #: growth over the sampled steps, robustly; null where they span fewer than ten
     forecast_step: int | None  #: step at which it overflows if it goes on; null where nothing says that it will
     forecast_low: int | None  #: not before this step,
     forecast_high: int | None  #: nor after it

@@ -137,7 +137,7 @@ def _judged(low: float | None, high: float | None, used: float | None) -> tuple[
     if low is not None and high is not None and low > high:
         return "none", "no scale keeps all of it"
     if used and low is not None and used < low:
-        return "missed", "the scale used is too small for it"
+        return "missed", "a larger scale would keep more of it"
     if used and high is not None and used > high:
         return "missed", "may overflow at the scale used"
     return "holds", ""

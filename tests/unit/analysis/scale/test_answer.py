@@ -52,6 +52,18 @@ def test_one_at_which_gradients_are_flushed_is_too_small(tmp_path: Path) -> None
     assert (SMALL * start < 65520).all()
 
 
+def test_where_no_scale_keeps_all_a_larger_one_is_not_recommended_alone(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    for _ in range(30):
+        trace.step(scale=16.0)
+    for _ in range(3):
+        with_gradient(trace, (SMALL * 16).astype(np.float16).astype(np.float64), scale=16.0)
+        with_gradient(trace, np.full(8, 60000.0), scale=16.0, name="head.bias")
+    sentence = answer_of(trace).sentence
+    assert "on they are kept, but above 16 (2⁴) " in sentence
+    assert sentence.endswith(" overflows.")
+
+
 def test_one_look_at_flushed_gradients_says_that_a_larger_scale_would_keep_more(tmp_path: Path) -> None:
     trace = TraceBuilder(tmp_path)
     for _ in range(30):

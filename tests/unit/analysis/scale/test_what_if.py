@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ampscope import open_run
+from ampscope.analysis.scale.answer import scale_answer
 from ampscope.analysis.scale.skipped_steps import skipped_steps
 from ampscope.analysis.scale.what_if import ScaleRecord, ScalerRules, WhatIf, bearable, what_if
 from tests.support.trace_builder import TraceBuilder
@@ -77,6 +78,17 @@ def test_a_floor_holds_although_steps_are_lost_on_it(tmp_path: Path) -> None:
 def test_no_scale_saves_a_step_without_a_finite_loss(tmp_path: Path) -> None:
     record = simulate(tmp_path, [64.0, -1.0, 64.0])
     assert what_if(record, replace(RULES, init_scale=2.0**-8)).skips == (1,)
+
+
+def test_a_step_that_was_made_without_a_finite_loss_was_not_skipped(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    for step in range(8):
+        trace.step(scale=64.0, skipped=False, loss=math.nan if step == 3 else 1.0)
+    with open_run(trace.close()) as run:
+        record = ScaleRecord.of(run)
+        assert "no scale would have saved" not in scale_answer(run).sentence
+    answer = what_if(record, ScalerRules(init_scale=64.0))
+    assert (answer.skipped, answer.unsaved, answer.proven) == (0, 0, 8)
 
 
 def test_what_was_never_skipped_is_taken_to_bear_any_scale(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_scale_that_is_too_small_for_a_gradient_is_seen(show: Show, counted: N
     shown = show("counted", "plan", real=True)
     (bars,) = (body for body in shown.raw if "amp-windows" in body and "<figure" in body)
     assert bars.count('<i class="missed') == 2  # all together, and the only one
-    assert "the scale used is too small for it" in bars
+    assert "a larger scale would keep more of it" in bars
     assert "the scale used: 64 (2⁶)" in shown.words
 
 

@@ -11,6 +11,7 @@ import pytest
 from ampscope import open_run
 from ampscope.analysis.precision.ranges.overflowed import MOST_STEPS
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges, ranges
+from ampscope.report.ranges_words import growth
 from ampscope.trace.schema import Node, ReplayStatus, Source, Trigger
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.growing import RATE, UNMEASURED, growing
@@ -89,6 +90,17 @@ def test_growth_is_told_with_its_end(run_folder: Path) -> None:
     assert found.forecast_high is not None
     assert abs(found.forecast_step - end) <= 0.05 * end
     assert found.forecast_low <= end <= found.forecast_high
+
+
+def test_a_few_steps_in_a_row_say_nothing_of_growth(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    site = trace.site("aten.bmm.default")
+    for largest in (2.0, 8.0, 4.0, 16.0):
+        step = trace.step(traced=Source.LIVE).step
+        trace.op(site, step=step, source=Source.LIVE, numel=4, min=-1.0, max=largest)
+    found = row(measured(trace.close()), "aten.bmm.default")
+    assert found.bits_per_step is None
+    assert growth(found) == ""
 
 
 def test_what_was_not_measured_is_null_and_never_zero(run_folder: Path) -> None:
@@ -223,6 +235,18 @@ def test_what_overflowed_has_no_headroom_and_comes_first(run_folder: Path) -> No
     assert (first.op, first.overflowed, first.headroom_bits) == ("aten.exp.default", 2, 0.0)
     assert (first.largest, first.forecast_step, first.overflowed_at_least) == (2.0**14, None, False)
     assert [each.overflowed for each in found.rows[1:]] == [0] * (len(found.rows) - 1)
+
+
+@pytest.mark.parametrize("op", ["aten.log.default", "aten.reciprocal.default"])
+def test_what_is_infinite_in_every_dtype_has_not_overflowed(op: str, run_folder: Path) -> None:
+    trace = growing(run_folder)
+    site, entry = trace.site(op), trace.site(Node.INPUT, name="x", in_dtypes=())
+    trace.step(step=200, scale=1024.0, skipped=True)
+    trace.incident(step=200, replay=ReplayStatus.EXACT)
+    trace.op(entry, step=200, source=Source.REPLAY, min=0.0, max=12.0, zeros=1)
+    trace.op(site, step=200, min=-math.inf, max=2.0, source=Source.REPLAY, neginf=1, max_finite=16.0)
+    trace.edge(0, 1, step=200)
+    assert not any(each.overflowed for each in measured(trace.close()).rows)
 
 
 def test_of_very_many_overflows_it_is_said_that_there_are_more(run_folder: Path) -> None:
