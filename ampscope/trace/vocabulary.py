@@ -94,6 +94,7 @@ class MistakeForm(StrEnum):
     DECISION_ON_SCALED = "decision_on_scaled"  #: a comparison with scaled gradients decides something
     UNSCALE_EACH_MICROBATCH = "unscale_each_microbatch"  #: ``unscale_`` again after a further backward
     UNSCALE_TWICE = "unscale_twice"  #: ``unscale_`` twice for one step
+    UNSCALED_FOR_ANOTHER = "unscaled_for_another"  #: divided for another object that holds the same parameters
     UPDATE_MISSING = "update_missing"  #: a second step or ``unscale_`` without ``update`` in between
     NOTHING_TO_UPDATE = "nothing_to_update"  #: ``update`` although nothing was unscaled since the last
     UPDATE_IN_BETWEEN = "update_in_between"  #: ``update`` between backward and a step
@@ -109,7 +110,7 @@ MISTAKES_IN_WORDS: dict[Cause, str] = {
     Cause.MISUSE_CLIP_BEFORE_UNSCALE: "gradients clipped before they were unscaled",
     Cause.MISUSE_NO_UNSCALE: "gradients used while still scaled",
     Cause.MISUSE_UPDATE_EACH_MICROBATCH: "scaler.update called for each micro-batch",
-    Cause.MISUSE_MULTIPLE_SCALERS_UPDATE: "several scalers, or several updates, for one step",
+    Cause.MISUSE_MULTIPLE_SCALERS_UPDATE: "several scalers, unscalings or updates for one step",
     Cause.MISUSE_BACKWARD_UNDER_AUTOCAST: "backward run under autocast",
     Cause.MISUSE_AUTOCAST_SPANS_STEP: "an autocast region that spans the optimizer step",
     Cause.MISUSE_MISSING_SCALER: "float16 without a gradient scaler",

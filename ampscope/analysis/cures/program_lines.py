@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ampscope.analysis.cures.rewriting.source_file import path_below, source_file
 from ampscope.analysis.results import SourceLine
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
@@ -31,6 +32,15 @@ def program_of(run: Run) -> Program:
         under_autocast=tuple(line for line, inside in lines.items() if inside),
         tensors=next((each for each in tensors if isinstance(each, int)), 0) if len(tensors) == 1 else 0,
     )
+
+
+def changed_since(run: Run, file: str) -> SourceLine | None:
+    """A recorded line of a file that reads otherwise now; None where all read as they did, or it is not at hand."""
+    if path_below(file) is None:
+        return None
+    sites = (row for rank in run.ranks for row in run.rows(Table.SITES, rank=rank) if row.file == file)
+    lines = {SourceLine(file=file, line=row.line, function=row.function, code=row.code) for row in sites if row.code}
+    return next((each for each in sorted(lines, key=lambda each: each.line) if source_file(each) is None), None)
 
 
 def _listed(told: Any) -> list[dict[str, Any]]:

@@ -81,7 +81,8 @@ def _recorded(row: FindingRow) -> Finding:
     evidence = details(row.evidence)
     cause = said(Cause, row.cause, Cause.UNKNOWN)
     form = MistakeForm(row.form) if row.form in MistakeForm._value2member_map_ else None
-    return _finding(cause, row.step, source_line(row), form=form, reason=_reason(cause, evidence))
+    reason, trainer = _reason(cause, evidence), str(evidence.get("trainer", ""))
+    return _finding(cause, row.step, source_line(row), form=form, reason=reason, trainer=trainer)
 
 
 def _reason(cause: Cause, evidence: dict[str, Any]) -> Reason:
@@ -98,6 +99,7 @@ def _finding(
     *,
     form: MistakeForm | None = None,
     reason: Reason = NOTHING_MORE,
+    trainer: str = "",
 ) -> Finding:
     return Finding(
         step=step,
@@ -108,7 +110,7 @@ def _finding(
         cause=cause,
         source=source,
         explanation=explained(cause, form, reason),
-        remedies=fixes(cause, form, source),
+        remedies=fixes(cause, form, source, trainer),
     )
 
 

@@ -7,7 +7,13 @@ from dataclasses import replace
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
 from ampscope.analysis.causes.usage import UsageEntry
-from ampscope.analysis.causes.usage.forms import FORMS, FormEntry
+from ampscope.analysis.causes.usage.forms import (
+    CLIPPED_IN_TRAINER,
+    EDITED_IN_TRAINER,
+    FORMS,
+    UNSCALE_FIRST,
+    FormEntry,
+)
 from ampscope.analysis.results import Remedy, SourceLine
 from ampscope.analysis.usage.loop_edits.edits import diff_of
 from ampscope.trace.vocabulary import Cause, MistakeForm
@@ -30,15 +36,28 @@ def explained(cause: Cause, form: MistakeForm | None, reason: Reason = NOTHING_M
     return _form(form).sentence or CATALOGUE[cause].explanation(Occurrence(reason=reason))
 
 
-def fixes(cause: Cause, form: MistakeForm | None, source: SourceLine | None = None) -> tuple[Remedy, ...]:
+def fixes(
+    cause: Cause, form: MistakeForm | None, source: SourceLine | None = None, trainer: str = ""
+) -> tuple[Remedy, ...]:
     """What to write instead; the first as a change of the loop that made the mistake, where its file is at hand.
 
     Args:
         cause: The mistake.
         form: In which form it was made.
         source: The line that made it.
+        trainer: The framework whose trainer runs the loop, empty where the loop is the user's own.
     """
+    if (hook := _in_trainer(cause, form).get(trainer)) is not None:
+        return (replace(hook, kind="usage"),)
     fix = _form(form).fix
     found = (fix,) if fix is not None else CATALOGUE[cause].advice(Occurrence())
     diff = diff_of(cause, form, source)
     return tuple(replace(each, kind="usage", diff=diff if each is found[0] else None) for each in found)
+
+
+def _in_trainer(cause: Cause, form: MistakeForm | None) -> dict[str, Remedy]:
+    """Where gradients are edited in a loop that a framework runs."""
+    if cause is Cause.MISUSE_CLIP_BEFORE_UNSCALE:
+        return CLIPPED_IN_TRAINER
+    edits = _form(form).fix is UNSCALE_FIRST or form is MistakeForm.UNSCALED_FOR_ANOTHER
+    return EDITED_IN_TRAINER if edits or (cause is Cause.MISUSE_NO_UNSCALE and form is None) else {}

@@ -203,7 +203,7 @@ class _Received(NamedTuple):
 
 def _replay(status: ReplayStatus, reason: str, *, rank: int, elsewhere: bool) -> str:
     if status is ReplayStatus.UNAVAILABLE and reason:
-        return f"replay unavailable: {textwrap.shorten(reason, _REASON, placeholder=' ...')}"
+        return f"not replayed: {textwrap.shorten(reason, _REASON, placeholder=' ...')}"
     if status is ReplayStatus.RECEIVED:
         return (
             f"from another rank: finite on rank {rank} when it was run again"

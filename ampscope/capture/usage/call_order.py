@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support.user_line import Place
+from ampscope.capture.usage.gradient_scales import ScalerNumbers
 from ampscope.capture.usage.mistake import Mistake
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
@@ -115,6 +116,30 @@ class CallOrder:
             return None
         place = self._updates_since_backward[scaler]
         return Mistake.at(place, Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, MistakeForm.UPDATE_IN_BETWEEN)
+
+    def wrong_scale(self, scaler: int, optimizer: Optimizer, held: ScalerNumbers, *, unscaled: bool) -> Mistake | None:
+        """``unscale_`` is about to divide gradients that do not hold the scale of this scaler, as it is now.
+
+        Args:
+            scaler: The scaler.
+            optimizer: Whose gradients; torch counts by the object what is unscaled.
+            held: The scalers that scaled their losses.
+            unscaled: Whether some of them are divided already.
+        """
+        if not held:
+            return None
+        if unscaled:
+            calls = self._of(scaler)
+            twice = id(optimizer) not in calls.unscaled and not calls.backward
+            at, form = self._unscaled_at, MistakeForm.UNSCALED_FOR_ANOTHER
+            return Mistake.at(at, Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, form) if twice else None
+        if (updated := self.update_in_between(scaler)) is not None:
+            return updated
+        if None in held:
+            return Mistake.here(Cause.MISUSE_MISSING_SCALER, MistakeForm.LOSS_NOT_SCALED)
+        if held != {scaler}:
+            return Mistake.here(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, MistakeForm.ANOTHER_SCALER)
+        return None
 
     def _of(self, scaler: int) -> _SinceUpdate:
         return self._since_update.setdefault(scaler, _SinceUpdate())

@@ -7,6 +7,11 @@ from types import FrameType
 
 #: Frameworks whose strategies call the user's ``training_step`` inside an autocast region of their own.
 _LIGHTNINGS = frozenset({"lightning", "pytorch_lightning"})
+#: Frameworks with a trainer, and how the names of its modules begin.
+_TRAINERS = (
+    ("lightning", ("lightning.pytorch.", "pytorch_lightning.")),
+    ("transformers", ("transformers.trainer",)),
+)
 
 
 def holds_autocast() -> bool:
@@ -24,3 +29,15 @@ def holds_autocast() -> bool:
                 return hasattr(plugin, "autocast_context_manager")
         frame = frame.f_back
     return False
+
+
+def trainer() -> str:
+    """The framework whose trainer runs the user's loop, and unscales and steps for it; empty where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        for name, of_trainer in _TRAINERS:
+            if module.startswith(of_trainer):
+                return name
+        frame = frame.f_back
+    return ""

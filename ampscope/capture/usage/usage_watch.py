@@ -184,7 +184,8 @@ class UsageWatch:
         self._report(self._edits.take() or self._unscaled_by_hand(parameters), step)
         if by_loop:
             self._report(self._calls.unscale_begins(scaler, optimizer), step)
-        self._report(_wrong_scale(self._scales, self._calls, scaler, parameters), step)
+        held, unscaled = self._scales.scalers_of(parameters), self._scales.is_unscaled(parameters)
+        self._report(self._calls.wrong_scale(scaler, optimizer, held, unscaled=unscaled), step)
         self._report(self._half.check(optimizer, parameters), step)
         handover = self._handovers.unscales(scaler, optimizer, self._step_of(None), user_place())
         if handover is not None:
@@ -275,21 +276,6 @@ class UsageWatch:
 def _depends(dependence: ScaleDependence) -> bool:
     """Whether a loss would be another one with another scale; a factor of the loop's own may just equal the scale."""
     return dependence.inhomogeneous is not None or (dependence.degree != 0 and not dependence.of_scale)
-
-
-def _wrong_scale(scales: GradientScales, calls: CallOrder, scaler: int, parameters: list[Tensor]) -> Mistake | None:
-    """The gradients hold another scale than that of this scaler, as it is now."""
-    held = scales.scalers_of(parameters)
-    if not held or scales.is_unscaled(parameters):
-        return None
-    updated = calls.update_in_between(scaler)
-    if updated is not None:
-        return updated
-    if None in held:
-        return Mistake.here(Cause.MISUSE_MISSING_SCALER, MistakeForm.LOSS_NOT_SCALED)
-    if held != {scaler}:
-        return Mistake.here(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, MistakeForm.ANOTHER_SCALER)
-    return None
 
 
 def _any_half(parameters: list[Tensor]) -> bool:

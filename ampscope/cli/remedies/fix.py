@@ -13,7 +13,7 @@ from ampscope.errors import AmpscopeError
 
 if TYPE_CHECKING:  # loaded by a verb when it runs
     from ampscope.analysis.cures.rewriting.source_file import SourceFile
-    from ampscope.analysis.results import Remedy
+    from ampscope.analysis.results import Remedy, SourceLine
 
 REMEDY = Annotated[
     int | None,
@@ -62,11 +62,16 @@ def remedy_with_diff(run: Path, number: int | None, root: Path) -> Remedy:
     Raises:
         AmpscopeError: there is none.
     """
+    from ampscope.analysis.cures.program_lines import changed_since
     from ampscope.analysis.cures.rewriting.source_file import files_below
     from ampscope.analysis.diagnosis.diagnosis import diagnose
+    from ampscope.report.safe_text import visible
+    from ampscope.trace.read.run import open_run
 
-    with files_below(root):
-        diagnosis = diagnose(run)
+    with files_below(root), open_run(run) as opened:
+        diagnosis = diagnose(opened)
+        source = diagnosis.primary.source if diagnosis.primary is not None else None
+        changed = changed_since(opened, source.file) if source is not None else None
     if diagnosis.primary is None:
         raise AmpscopeError(f"there is nothing to fix: {diagnosis.summary}")
     remedies = diagnosis.primary.remedies
@@ -76,10 +81,24 @@ def remedy_with_diff(run: Path, number: int | None, root: Path) -> Remedy:
     found = next((each for each in meant if each.diff and (number is not None or each.verified is not False)), None)
     if found is None:
         which = "no remedy of this run" if number is None else f"remedy {number}"
+        if changed is not None:
+            raise AmpscopeError(f"{_moved_on(changed)}, so {which} can be written into it; {_AGAIN}")
         raise AmpscopeError(
             f"{which} can be written as a change of one place in your files; `ampscope diagnose` says what to change"
         )
+    if changed is not None:
+        typer.echo(
+            f"ampscope: {visible(_moved_on(changed))}; the change is one of what was recorded; {_AGAIN}", err=True
+        )
     return found
+
+
+#: What helps where a file is not what was recorded any more.
+_AGAIN = "train with it and diagnose the new run"
+
+
+def _moved_on(line: SourceLine) -> str:
+    return f"{line.file}:{line.line} no longer reads as it was recorded (it may have been mended already)"
 
 
 def changed_file(diff: str, root: Path) -> tuple[SourceFile, bytes]:
@@ -102,7 +121,6 @@ def changed_file(diff: str, root: Path) -> tuple[SourceFile, bytes]:
     text = applied(diff, source)
     if text is None or parsed(text) is None:
         raise AmpscopeError(
-            f"{path}:{first_line(diff)} does not read as it was recorded, so nothing was changed; train with it and "
-            "diagnose the new run"
+            f"{path}:{first_line(diff)} does not read as it was recorded, so nothing was changed; {_AGAIN}"
         )
     return source, text.encode(source.encoding)

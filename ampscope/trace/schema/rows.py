@@ -273,7 +273,8 @@ class FindingRow(NamedTuple):
     line: Int32
     function: str
     code: str
-    evidence: str  #: JSON object of numbers: the scales ``was`` and ``starts``, or ``optimizer_steps``
+    evidence: str  #: JSON object: the scales ``was`` and ``starts``, or ``optimizer_steps``; ``trainer``, the framework
+    #: whose trainer runs the loop, where one does
 
 
 class EventRow(NamedTuple):

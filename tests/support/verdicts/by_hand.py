@@ -103,7 +103,7 @@ MOVES = (
     ),
     Move(
         kind=MoveKind.RANGE,
-        text="mm in blocks.0 reached 90 (3 at step 256), seen only twice before",
+        text="mm in blocks.0 reached 90 (3 at step 256), with 2 earlier steps to compare with",
         before=3.0,
         after=90.0,
         score=None,

@@ -14,6 +14,24 @@ def in_loop(text: str, code: str) -> Remedy:
     return Remedy(text=text, code=code, untried=untried.LOOP)
 
 
+#: What is written instead where a framework's trainer unscales and steps, by the framework; clipping, and other edits.
+CLIPPED_IN_TRAINER: dict[str, Remedy] = {
+    "lightning": in_loop(
+        text="Clip in this hook of the module: Lightning has unscaled the gradients by then.",
+        code="def on_before_optimizer_step(self, optimizer):\n"
+        '    self.clip_gradients(optimizer, gradient_clip_val=1.0, gradient_clip_algorithm="norm")',
+    ),
+    "transformers": in_loop(
+        text="Let the Trainer clip: it unscales first.", code="TrainingArguments(..., max_grad_norm=1.0)"
+    ),
+}
+EDITED_IN_TRAINER: dict[str, Remedy] = {
+    "lightning": in_loop(
+        text="Edit gradients in this hook of the module: Lightning has unscaled them by then, once.",
+        code="def on_before_optimizer_step(self, optimizer):\n    ...  # edit the gradients here",
+    ),
+}
+
 UNSCALE_FIRST = in_loop(
     text="Unscale first, then look at the gradients or change them.",
     code="scaler.unscale_(optimizer)\n...  # edit the gradients here\nscaler.step(optimizer)",
@@ -73,6 +91,17 @@ FORMS: dict[MistakeForm, FormEntry] = {
         sentence="unscale_ is called twice for one step of the same optimizer, which torch refuses.",
         fix=UNSCALE_FIRST,
         refused=True,
+    ),
+    MistakeForm.UNSCALED_FOR_ANOTHER: FormEntry(
+        sentence=(
+            "The scaler divides these gradients by its scale a second time, so the update shrinks by as much: unscale_ "
+            "was called for another object that holds the same parameters, such as a framework's wrapper of the "
+            "optimizer, and torch counts by object."
+        ),
+        fix=in_loop(
+            text="Unscale once, with the very object that steps.",
+            code="scaler.unscale_(optimizer)\n...  # edit the gradients here\nscaler.step(optimizer)",
+        ),
     ),
     MistakeForm.UPDATE_MISSING: FormEntry(
         sentence=(

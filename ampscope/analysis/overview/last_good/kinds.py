@@ -40,7 +40,7 @@ def _first(seen: Sampled, good: GoodSteps, places: Iterable[int], kind: MoveKind
     before, after = (next(iter(seen.said(place, column, of))) for column in (bad - 1, bad))
     point = seen.points[place]
     unusual = never_moved(sum((place, column) in seen.sites for column in range(bad)))
-    also = f", and {len(changed) - 1:,} more" if len(changed) > 1 else ""
+    also = f", and {len(changed) - 1:,} more like it" if len(changed) > 1 else ""
     verb = "has the shape" if kind is MoveKind.SHAPE else "is in"
     text = (
         f"{what(point.op, point.name, point.module)} {verb} {after or 'scalar'} "

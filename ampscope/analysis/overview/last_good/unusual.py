@@ -46,7 +46,8 @@ class Unusual(NamedTuple):
             what: What the values are of: ``good steps``, ``recorded steps``.
         """
         if self.score is None:
-            return "not seen before" if not self.seen else f"seen only {_times(self.seen)} before"
+            earlier = "one earlier step" if self.seen == 1 else f"{self.seen} earlier steps"
+            return f"with {earlier} to compare with" if self.seen else "not seen before"
         if self.score >= FIRST:
             return f"the same in {self.seen:,} {what} before"
         if self.is_unusual:
@@ -87,7 +88,3 @@ def _trend(steps: IntArray, moves: FloatArray) -> float:
     if same < SAME_WAY * moves.size:
         return 0.0
     return float(abs(np.median(moves / np.maximum(1, np.diff(steps)))))
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"

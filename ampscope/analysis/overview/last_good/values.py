@@ -96,7 +96,7 @@ def _broken(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
         place, point = family[0], seen.points[family[0]]
         unusual = never_moved(int(np.isfinite(seen.high[place, :-1]).sum()))
         before, after = float(seen.high[place, -2]), np.nan if seen.nan[place, -1] else np.inf
-        also = f", and {len(family) - 1:,} more" if len(family) > 1 else ""
+        also = f", and {len(family) - 1:,} more like it" if len(family) > 1 else ""
         usual = f"finite in {unusual.seen} {_WHAT} before" if unusual.is_unusual else unusual.in_words(_WHAT)
         text = f"{what(point.op, point.name, point.module)} holds {'NaN' if seen.nan[place, -1] else 'infinities'}"
         text += f" ({number(before)} at step {int(seen.steps[-1]):,}){also}, {usual}"
@@ -170,7 +170,7 @@ def _judged(seen: Sampled, heights: FloatArray, point: int, good: GoodSteps) -> 
 def _told(seen: Sampled, moved: _Moved, others: int, good: GoodSteps, kind: MoveKind) -> Move:
     point, last = seen.points[moved.point], int(seen.steps[-1])
     backward = " in backward" if point.phase == Phase.BACKWARD and point.op != Node.GRADIENT else ""
-    also = f", and {others:,} more" if others else ""
+    also = f", and {others:,} more like it" if others else ""
     verb = "reached" if moved.after >= moved.before else "fell to"
     scaled = " without the loss scale" if _is_backward(point) and not np.isnan(_scale_at(good, last)) else ""
     text = (

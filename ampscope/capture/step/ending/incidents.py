@@ -32,6 +32,7 @@ from ampscope.trace.schema import Change, ReplayStatus, Source, Trial, Trigger, 
 from ampscope.trace.vocabulary import SEEN_LIVE
 
 #: Incidents only where the step suffers from them: a state may hold an infinity on purpose.
+_NO_TIME_LEFT = "earlier replays have used up the time set aside for them"
 _OF_STATE = (Trigger.NONFINITE_CARRIED, Trigger.CARRIED_READ)
 #: Skipped steps in a row that are told as calibration; the next one is told to the user.
 QUIET_SKIPS = 3
@@ -86,7 +87,7 @@ class Incidents:
         """
         symptom = bad.symptom
         is_of_state = bad.trigger in _OF_STATE
-        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "replays had used up their share of the run's time")
+        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, _NO_TIME_LEFT)
         evidence = Evidence(bad_params=tuple(sorted(symptom.gradients)), details=dict(bad.details))
         started = time.perf_counter()
         if recording is None or self._guard.broken:
@@ -175,7 +176,7 @@ class Incidents:
         """
         if recording is None or self._guard.broken:
             return ReplayResult(ReplayStatus.UNAVAILABLE, "the step tape or the replay had switched itself off")
-        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "replays had used up their share of the run's time")
+        outcome = ReplayResult(ReplayStatus.UNAVAILABLE, _NO_TIME_LEFT)
         if self._replay_budget.allows_look():
             started = time.perf_counter()
             with self._guard:

@@ -25,12 +25,12 @@ class Generator(nn.Module):
 class Gan(pl.LightningModule):
     """Generator and discriminator take turns on every batch."""
 
-    def __init__(self, *, toggles: bool, clips: bool) -> None:
+    def __init__(self, *, toggles: bool, clips: bool, unscales: bool = False) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.generator = Generator()
         self.discriminator = nn.Sequential(nn.Linear(WIDTH, 8), nn.Dropout(0.2), nn.Linear(8, 1))
-        self.toggles, self.clips = toggles, clips
+        self.toggles, self.clips, self.unscales = toggles, clips, unscales
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         both: Any = self.optimizers()
@@ -60,6 +60,9 @@ class Gan(pl.LightningModule):
     def _turn(self, optimizer: Any, loss: Tensor) -> None:
         optimizer.zero_grad()
         self.manual_backward(loss)
+        if self.unscales:  # Lightning's step does it again, for the optimizer within this one
+            plugin: Any = self.trainer.precision_plugin
+            plugin.scaler.unscale_(optimizer)
         if self.clips:
             self.clip_gradients(optimizer, gradient_clip_val=0.5, gradient_clip_algorithm="norm")
         optimizer.step()

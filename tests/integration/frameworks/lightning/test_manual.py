@@ -27,10 +27,16 @@ PRECISIONS: dict[str, dict[str, Any]] = {"16-mixed": {"plugins": scaled}, "bf16-
 
 
 def fit(
-    root: Path, data: list[Batch], *callbacks: Any, toggles: bool = True, clips: bool = False, **options: Any
+    root: Path,
+    data: list[Batch],
+    *callbacks: Any,
+    toggles: bool = True,
+    clips: bool = False,
+    unscales: bool = False,
+    **options: Any,
 ) -> list[Tensor]:
     torch.manual_seed(0)
-    model = Gan(toggles=toggles, clips=clips)
+    model = Gan(toggles=toggles, clips=clips, unscales=unscales)
     plugins = options.pop("plugins", None)
     trainer(root, *callbacks, **options, **({"plugins": plugins()} if plugins else {})).fit(model, loader(data))
     return weights(model)
@@ -86,3 +92,19 @@ def test_gradients_clipped_while_scaled_are_a_mistake_of_the_users(tmp_path: Pat
     assert finding.source is not None
     assert finding.source.file.endswith("gan.py")
     assert "self.clip_gradients" in finding.source.code
+    (remedy,) = finding.remedies
+    assert remedy.code.startswith("def on_before_optimizer_step(self, optimizer):\n    self.clip_gradients(")
+    assert remedy.diff is None
+
+
+def test_gradients_unscaled_for_the_wrapper_are_unscaled_twice(tmp_path: Path) -> None:
+    callback = WatchCallback(quiet=True)
+    fit(tmp_path, batches(4), callback, clips=True, unscales=True, **PRECISIONS["16-mixed"])
+    assert callback.scope is not None
+    diagnosis = ampscope.diagnose(callback.scope.folder)
+    assert diagnosis.verdict == "problem"
+    (finding,) = diagnosis.findings
+    assert "a second time" in finding.explanation
+    assert finding.source is not None
+    assert finding.source.code == "plugin.scaler.unscale_(optimizer)"
+    assert "on_before_optimizer_step" in finding.remedies[0].code

@@ -156,3 +156,24 @@ def one_of_two_optimizers_past_the_scaler(watch: Watch) -> None:
         bench.scaler.step(first)
         last.step()
         bench.scaler.update()
+
+
+@right
+def two_optimizers_of_one_model(watch: Watch) -> None:
+    bench = Bench(watch)
+    first, second = (torch.optim.SGD(each, 1e-3) for each in (bench.parameters[:2], bench.parameters[2:]))
+    for _ in range(STEPS):
+        bench.scaler.scale(bench.loss()).backward()
+        for optimizer in (first, second):
+            bench.scaler.unscale_(optimizer)
+            bench.scaler.step(optimizer)
+        bench.scaler.update()
+        bench.model.zero_grad()
+
+
+@wrong(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE)
+def unscaled_for_another_optimizer(watch: Watch) -> None:
+    bench = Bench(watch)
+    other = torch.optim.SGD(bench.model.parameters(), 1e-3)
+    for _ in bench.steps():
+        bench.scaler.unscale_(other)

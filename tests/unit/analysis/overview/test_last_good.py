@@ -266,7 +266,7 @@ def test_values_that_were_recorded_once_are_told_behind(tmp_path: Path) -> None:
     told = found(trace.close())
     assert told.moves[0].kind is MoveKind.SCALE
     assert told.moves[1].score is None
-    assert "seen only once before" in told.moves[1].text
+    assert "with one earlier step to compare with" in told.moves[1].text
 
 
 def test_a_replay_that_came_out_differently_is_not_compared(tmp_path: Path) -> None:

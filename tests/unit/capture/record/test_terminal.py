@@ -127,13 +127,13 @@ class TestIncidents:
             (model(torch.ones(1, 2)).sum() * float("nan")).backward()
             optimizer.step()
         line = capsys.readouterr().err.splitlines()[1]
-        assert "(replay unavailable: a parameter is changed inside the forward pass). Look: " in line
+        assert "(not replayed: a parameter is changed inside the forward pass). Look: " in line
 
     def test_a_long_reason_is_cut_and_on_one_line(self, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         terminal = Terminal(run_folder, quiet=False)
         terminal.incident("non-finite loss", 3, ReplayStatus.UNAVAILABLE, "word\n" * 100)
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("ampscope: step 3: non-finite loss (replay unavailable: word word")
+        assert line.startswith("ampscope: step 3: non-finite loss (not replayed: word word")
         assert line.endswith(f" ...). Look: ampscope diagnose {run_folder}")
         assert line.count("word") < 25
 

@@ -71,6 +71,20 @@ def test_it_is_made_when_asked_for_and_the_old_file_kept(ampscope: Command, root
     assert (root / "train.py").stat().st_mode & 0o777 == 0o750
 
 
+@pytest.mark.parametrize(("outcome", "code"), [(Trial.FINITE, 0), (Trial.NONFINITE, 2)])
+def test_that_a_file_has_been_changed_is_told(
+    ampscope: Command, root: Path, recorded: Recorded, outcome: Trial, code: int
+) -> None:
+    run = recorded(outcome=outcome)
+    (root / "train.py").write_text(CHANGED)
+    answer = ampscope("fix", run)
+    assert answer.code == code
+    assert "train.py:2 no longer reads as it was recorded (it may have been mended already)" in " ".join(
+        answer.err.split()
+    )
+    assert "train with it and diagnose the new run" in " ".join(answer.err.split())
+
+
 def test_the_root_is_where_the_program_lies(
     ampscope: Command, root: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -117,7 +117,9 @@ def test_a_tracker_gets_figures_and_alerts_on_a_thread_of_its_own(tmp_path: Path
         assert figures["ampscope/loss_scale"] == rows[step].scale
         assert figures["ampscope/grad_norm"] == rows[step].grad_norm
         assert figures["ampscope/skipped_share"] == pytest.approx((step > POISONED) / (step + 1))
-        assert 0 <= figures["ampscope/observing_share"] <= 1
+        until = [row for row in run.steps if row.step <= step]
+        observed, lasted = sum(row.observing_s for row in until), sum(row.duration_s for row in until)
+        assert figures["ampscope/observing_share"] == pytest.approx(observed / lasted)
     assert len(tracker.threads - {threading.get_ident()}) == len(tracker.threads) == 1
 
 
