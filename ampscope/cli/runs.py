@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ampscope.cli.shared.newest import DEFAULT_FOLDER
+from ampscope.cli.shared.newest import AT_HAND, runs_at_hand
 from ampscope.errors import AmpscopeError, RunNotFound
 
 if TYPE_CHECKING:
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder or URL to look in, two levels deep.")] = (
-        DEFAULT_FOLDER
-    ),
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help=f"The folder or URL to look in, two levels deep. If left out, {AT_HAND}."),
+    ] = None,
     search: Annotated[str, typer.Option(help="Only runs with these words in name, model, device, tags or state.")] = "",
     quick: Annotated[
         bool, typer.Option("--quick", help="Tell what was recorded, without diagnosing: hundreds of runs in a second.")
@@ -31,20 +32,27 @@ def runs(
     from ampscope.report import numbers
     from ampscope.report.safe_text import visible
     from ampscope.report.terminal.run_list import as_list
-    from ampscope.trace.read.run import find_runs
+
+    found = _runs_in(folder) if folder is not None else runs_at_hand()
+    matching = [each for each in run_summaries(found) if each.matches(search)]
+    if not matching:
+        looked = numbers.count(len(found), "run")
+        where = f" in {visible(str(folder))}" if folder is not None else ""
+        typer.echo(f"No run{where} matches {search!r} (looked at {looked}).")
+        return
+    show(as_list([_listed(each, quick=quick) for each in matching]))
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    from ampscope.trace.read.find import find_runs
     from ampscope.trace.remote.location import location
 
     folder = location(folder)
     found = find_runs(folder)
     if not found:
         what = "There is no run in" if folder.is_dir() else "There is no folder"
-        raise RunNotFound(f"{what} {folder}; give the folder that ampscope.watch records to, e.g. ./ampscope_runs.")
-    matching = [each for each in run_summaries(found) if each.matches(search)]
-    if not matching:
-        looked = numbers.count(len(found), "run")
-        typer.echo(f"No run in {visible(str(folder))} matches {search!r} (looked at {looked}).")
-        return
-    show(as_list([_listed(each, quick=quick) for each in matching]))
+        raise RunNotFound(f"{what} {folder}; give the folder that runs are recorded in, e.g. ./ampscope_runs.")
+    return found
 
 
 def _listed(seen: RunSummary, *, quick: bool) -> ListedRun:

@@ -16,6 +16,7 @@ import typer
 
 import ampscope
 from ampscope.cli.shared.completion import complete_run
+from ampscope.cli.shared.newest import AT_HAND
 from ampscope.errors import AmpscopeError, RunNotFound
 from ampscope.trace.remote.location import location
 
@@ -31,7 +32,7 @@ def view(
         typer.Argument(
             metavar="RUN|DIR",
             autocompletion=complete_run,
-            help="A run, or a folder or URL of runs; ./ampscope_runs if left out.",
+            help=f"A run, or a folder or URL of runs. If left out, {AT_HAND}.",
         ),
     ] = None,
     port: Annotated[

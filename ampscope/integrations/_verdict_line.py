@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import ampscope
-from ampscope.capture.record.run_folder import from_here
 from ampscope.capture.torch_support.guard import Suppressed
+from ampscope.trace.read.find import from_here
 
 
 def verdict_line(folder: Path) -> str:

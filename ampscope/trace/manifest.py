@@ -15,6 +15,9 @@ from ampscope.trace.files.layout import MOST_RANKS, TEMPORARY_SUFFIX
 from ampscope.trace.files.regular_file import read_regular
 from ampscope.trace.schema import MANIFEST, SCHEMA_VERSION
 
+#: What leads on from a run that was not found.
+NAME_IT = "Give the run's folder; ampscope.watch and the callbacks print it when a training begins."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
@@ -170,10 +173,7 @@ def _content(path: Path) -> bytes:
     try:
         return read_regular(path, _MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        raise RunNotFound(
-            f"There is no run in {path.parent}: it holds no {MANIFEST}. "
-            "Give the folder that ampscope.watch printed when the training started."
-        ) from None
+        raise RunNotFound(f"There is no run in {path.parent}: it holds no {MANIFEST}. {NAME_IT}") from None
     except OSError as error:
         raise _damaged(path, str(error)) from error
 

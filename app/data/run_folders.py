@@ -15,12 +15,13 @@ import streamlit as st
 
 from ampscope.errors import RunUnreachable
 from ampscope.report.safe_text import short
-from ampscope.trace.read.run import find_runs
+from ampscope.trace.read.find import find_runs, runs_around, told_name
 from ampscope.trace.remote.location import location
 
 #: The variable that names folders with runs, separated as in PATH.
 VARIABLE = "AMPSCOPE_RUNS"
 _ENTRY = "streamlit_app.py"
+_SAMPLES = Path(__file__).resolve().parents[2] / "sample_logs"
 #: What separates folders; the colon of a URL does not.
 _SEPARATOR = re.compile(rf"{re.escape(os.pathsep)}(?!//)")
 #: Seconds for which a look at the folders holds, and for which a store that does not answer, slowly, is left alone.
@@ -33,6 +34,7 @@ class RunFolder:
 
     path: Path
     is_sample: bool = False
+    is_around: bool = False  #: looked around in where no run is in the folders before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,10 @@ class OfferedRun:
 
 
 def run_folders() -> tuple[RunFolder, ...]:
-    """The folders of the command line, else of the environment, else ``./ampscope_runs``; then the samples."""
-    named = _command_line() or _environment() or [Path("ampscope_runs")]
-    samples = Path(__file__).resolve().parents[2] / "sample_logs"
-    return (*(RunFolder(path.resolve()) for path in named), RunFolder(samples, is_sample=True))
+    """The folders of the command line, else of the environment, else those at hand; then the samples."""
+    named = [RunFolder(path.resolve()) for path in _command_line() or _environment()]
+    at_hand = [RunFolder(Path("ampscope_runs").resolve()), RunFolder(Path.cwd(), is_around=True)]
+    return (*(named or at_hand), RunFolder(_SAMPLES, is_sample=True))
 
 
 class Look(NamedTuple):
@@ -71,8 +73,10 @@ def find_offered(folders: tuple[RunFolder, ...]) -> Look:
     found, unreachable = Look({}, {})
     paths: set[Path] = set()
     for folder in folders:
+        if folder.is_around and found:
+            continue
         try:
-            below = _runs_below(folder.path)
+            below = _runs_around(folder.path) if folder.is_around else _runs_below(folder.path)
         except RunUnreachable as error:
             unreachable[folder] = str(error)
             continue
@@ -102,6 +106,10 @@ def unreachable_folders(folders: tuple[RunFolder, ...]) -> dict[RunFolder, str]:
     return _looked(folders).unreachable
 
 
+def _runs_around(path: Path) -> list[Path]:
+    return [run for run in runs_around(path.resolve()) if not run.is_relative_to(_SAMPLES)]
+
+
 def _runs_below(path: Path) -> list[Path]:
     silent, now = _silent_stores(), time.monotonic()
     since, why = silent.get(path, (now - ASK_AGAIN_S, ""))
@@ -124,7 +132,7 @@ def _silent_stores() -> dict[Path, tuple[float, str]]:
 def _key(path: Path, folder: RunFolder, taken: dict[str, OfferedRun]) -> str:
     """The run's path below its folder; the folder's name in front where that alone is taken."""
     relative = path.relative_to(folder.path.resolve()).as_posix()
-    key = path.name if relative == "." else relative
+    key = relative if "/" in relative else told_name(path)
     return key if key not in taken else f"{folder.path.name}/{key}"
 
 

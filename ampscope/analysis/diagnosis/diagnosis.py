@@ -31,6 +31,7 @@ from ampscope.analysis.tables.step_history import History, histories
 from ampscope.analysis.usage.consequences import of_mistakes
 from ampscope.analysis.usage.findings import findings
 from ampscope.trace.read.engines.choice import Chosen
+from ampscope.trace.read.find import told_name
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.schema import ENTRY_NODES, Phase, Trigger
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
@@ -129,7 +130,7 @@ def run_info(run: Run, world: World, history: Mapping[int, History]) -> RunInfo:
     manifest = run.manifest
     return RunInfo(
         path=str(run.path),
-        name=manifest.name,
+        name=told_name(run.path, manifest.name),
         created=manifest.created,
         status=run.status,
         steps=sum(each.step.size for each in history.values()),

@@ -15,6 +15,7 @@ from ampscope.analysis.overview.pulse import finite
 from ampscope.errors import RunError
 from ampscope.trace.files.layout import ranks
 from ampscope.trace.manifest import read_manifest
+from ampscope.trace.read.find import told_name
 from ampscope.trace.read.status import status_of
 from ampscope.trace.read.table_scan import Scan
 from ampscope.trace.schema import Table
@@ -65,7 +66,7 @@ def run_summary(path: Path) -> RunSummary:
     try:
         return _summary(path)
     except RunError as error:
-        return RunSummary(path=path, name=path.name, problem=str(error))
+        return RunSummary(path=path, name=told_name(path), problem=str(error))
 
 
 def run_summaries(paths: Iterable[Path]) -> tuple[RunSummary, ...]:
@@ -80,7 +81,7 @@ def _summary(path: Path) -> RunSummary:
     few = _few(steps)
     return RunSummary(
         path=path,
-        name=manifest.name or path.name,
+        name=told_name(path, manifest.name),
         model=manifest.model,
         device=manifest.device,
         tags=manifest.tags,

@@ -8,7 +8,6 @@ import re
 import time
 import uuid
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 from ampscope.capture.record.job import Job, agent_folder
@@ -39,13 +38,6 @@ def asked_folder() -> Path | None:
     told = os.environ[VERIFY_FOLDER]
     count, _begun[VERIFY_FOLDER] = _begun[VERIFY_FOLDER], _begun[VERIFY_FOLDER] + 1
     return Path(f"{told}-{count + 1}" if count else told)
-
-
-def from_here(run: Path) -> Path:
-    """The folder as one names it in the working directory, where it lies below that."""
-    with suppress(OSError, ValueError):  # the working directory is gone; the run lies elsewhere
-        return run.relative_to(Path.cwd())
-    return run
 
 
 def default_folder(job: Job, model: str) -> Path:

@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ampscope.capture.record.run_folder import from_here
 from ampscope.capture.record.signals.alert import Alert, AlertKind
 from ampscope.capture.record.signals.signals import Signals
 from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.interruption import is_interruption
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace.files.layout import ranks
+from ampscope.trace.read.find import from_here
 from ampscope.trace.schema import ReplayStatus
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause
 from ampscope.trace.write.writer import TraceWriter

@@ -26,6 +26,7 @@ def perfetto(
     from ampscope.analysis.tables.traced_steps import traced_steps
     from ampscope.cli.shared.output_file import write
     from ampscope.report.programs.perfetto import as_perfetto
+    from ampscope.trace.read.find import told_name
     from ampscope.trace.read.run import open_run
 
     with open_run(named_or_newest(run)) as opened:
@@ -34,6 +35,6 @@ def perfetto(
         if not fitting:
             known = ", ".join(dict.fromkeys(f"{each.step} ({each.source})" for each in traced[:10])) or "none"
             raise AmpscopeError(f"{opened.path} has no such traced step; the newest are {known}")
-        content = as_perfetto(recording(opened, fitting[0]), name=opened.manifest.name)
+        content = as_perfetto(recording(opened, fitting[0]), name=told_name(opened.path, opened.manifest.name))
     write(output, content.encode())
     typer.echo(f"Wrote step {fitting[0].step} ({fitting[0].source}) to {output}. Open it in ui.perfetto.dev.")

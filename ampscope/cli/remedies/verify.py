@@ -24,7 +24,8 @@ def verify(
     run: Annotated[
         Path,
         typer.Argument(
-            help="The folder of the run that went wrong, as ampscope.watch printed it.", autocompletion=complete_run
+            help="The folder of the run that went wrong, as printed when the training began.",
+            autocompletion=complete_run,
         ),
     ],
     command: Annotated[list[str], typer.Argument(help="The command that trained it, after --.")],

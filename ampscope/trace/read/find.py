@@ -1,18 +1,28 @@
-"""Finding runs below a folder."""
+"""Finding runs below a folder, and what they are called."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from ampscope.errors import RunDamaged, RunNotFound, RunTooNew
-from ampscope.trace.manifest import read_manifest
+from ampscope.trace.manifest import NAME_IT, read_manifest
 from ampscope.trace.remote.location import BucketPath, location
 from ampscope.trace.remote.runs_below import runs_below
 from ampscope.trace.schema import MANIFEST
 
 _LISTED = 5
+#: How deep `runs_around` looks: as deep as ``lightning_logs/version_0/ampscope``.
+_LEVELS = 3
+#: It may be a home folder that it looks around in: at most so many entries of each folder, and seconds.
+_MOST_ENTRIES, _MOST_SECONDS = 5_000, 1.0
+#: What the callbacks call a run beside a framework's own files: one run's name is like the next one's.
+_BY_A_CALLBACK = re.compile(r"_?ampscope(-[0-9]+)?")
 
 
 def find_runs(folder: str | os.PathLike[str]) -> list[Path]:
@@ -21,8 +31,15 @@ def find_runs(folder: str | os.PathLike[str]) -> list[Path]:
     manifest = folder / MANIFEST
     if manifest.is_file() if isinstance(folder, BucketPath) else manifest.exists() and not manifest.is_dir():
         return [folder]
-    begun = {run: created for run in sorted(_below(folder)) if (created := _created(run)) is not None}
-    return sorted(begun, key=begun.__getitem__, reverse=True)
+    return _newest_first(_below(folder))
+
+
+def runs_around(folder: Path) -> list[Path]:
+    """The runs up to three levels below the folder in which somebody works, newest first.
+
+    Hidden folders and links are passed over. A folder that is slow to look through is looked through in part.
+    """
+    return _newest_first(_around(folder))
 
 
 def locate(path: Path) -> Path:
@@ -37,18 +54,35 @@ def locate(path: Path) -> Path:
         return path
     if not path.is_dir():
         what = "is a file, not a run's folder" if path.exists() else "does not exist"
-        raise RunNotFound(f"{path} {what}. Give the folder that ampscope.watch printed when the training started.")
+        raise RunNotFound(f"{path} {what}. {NAME_IT}")
     found = find_runs(path)
     if len(found) == 1:
         return found[0]
     if not found:
-        raise RunNotFound(
-            f"There is no run in {path}, nor up to two levels below it: no {MANIFEST}. "
-            "Give the folder that ampscope.watch printed when the training started."
-        )
+        raise RunNotFound(f"There is no run in {path}, nor up to two levels below it: no {MANIFEST}. {NAME_IT}")
     listed = "".join(f"\n  {run}" for run in found[:_LISTED])
     more = f"\n  and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     raise RunNotFound(f"There are {len(found)} runs in {path}; name one of them (newest first):{listed}{more}")
+
+
+def from_here(run: Path) -> str:
+    """The folder as one names it in the working directory, where it lies below that; a bare name with ``./`` before."""
+    with suppress(OSError, ValueError):  # the working directory is gone; the run lies elsewhere
+        run = run.relative_to(Path.cwd())
+    return f"./{run}" if str(run) == run.name else str(run)
+
+
+def told_name(run: Path, name: str = "") -> str:
+    """What a run is called: its folder's name, with the folder around it where a callback gave that name.
+
+    Args:
+        run: Its folder.
+        name: What the folder was called when the run began.
+    """
+    run = run.absolute()
+    name = name or run.name
+    around = run.parent.name
+    return f"{around}/{name}" if around and _BY_A_CALLBACK.fullmatch(name) else name
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -57,6 +91,25 @@ def _below(folder: Path) -> Iterator[Path]:
         return
     for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}"):
         yield from (path.parent for path in folder.glob(pattern))
+
+
+def _around(folder: Path) -> Iterator[Path]:
+    end, level = time.monotonic() + _MOST_SECONDS, [folder]
+    for _ in range(_LEVELS):
+        level = [below for each in level if time.monotonic() < end for below in _folders_in(each)]
+        yield from (each for each in level if time.monotonic() < end and (each / MANIFEST).is_file())
+
+
+def _folders_in(folder: Path) -> Iterator[Path]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in islice(entries, _MOST_ENTRIES):
+            if not entry.name.startswith((".", "rank=")) and entry.is_dir(follow_symlinks=False):
+                yield folder / entry.name
+
+
+def _newest_first(runs: Iterable[Path]) -> list[Path]:
+    begun = {run: created for run in sorted(runs) if (created := _created(run)) is not None}
+    return sorted(begun, key=begun.__getitem__, reverse=True)
 
 
 def _created(folder: Path) -> float | None:

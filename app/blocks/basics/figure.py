@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from ampscope.report.safe_text import short
+from ampscope.trace.read.find import told_name
 from blocks.components.figure_foot.figure_foot import FigureFoot, figure_foot
 from data.current_run import current_run
 from state.query_params import get_param, set_params, write_params
@@ -89,7 +90,7 @@ def _shown(drawn: go.Figure) -> tuple[int, int] | None:
 
 def _foot(key: str, title: str, label: str, drawn: go.Figure | None = None, *, clickable: bool = False) -> FigureFoot:
     run = current_run()
-    folder = Path(run.path).name
+    folder = told_name(Path(run.path))
     asked = asked_range()
     is_part = drawn is not None and asked is not None and tuple(drawn.layout.xaxis.range) == asked
     return FigureFoot(

@@ -11,6 +11,7 @@ from ampscope.errors import AmpscopeError
 from ampscope.report.palette import ALARM, DTYPES, GOOD, SEVERITIES
 from ampscope.report.safe_text import short
 from ampscope.report.terminal.run_list import verdict_in_words
+from ampscope.trace.read.find import told_name
 from ampscope.trace.schema import Trigger
 from ampscope.trace.vocabulary import Severity, Verdict
 from data.run_results import diagnosis_of
@@ -49,7 +50,7 @@ def tab_of(run: RunSnapshot, *, with_verdict: bool) -> Tab:
         diagnosis = None  # the page says so
     state = _state(diagnosis) if diagnosis else ""
     icon = tab_icon(diagnosis.verdict if diagnosis else None, is_live=run.is_open)
-    return Tab(f"{state}{short(Path(run.path).name, _LONGEST)} - AMPscope", icon)
+    return Tab(f"{state}{short(told_name(Path(run.path)), _LONGEST)} - AMPscope", icon)
 
 
 def tab_icon(verdict: Verdict | None = None, *, is_live: bool = False) -> str:

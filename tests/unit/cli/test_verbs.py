@@ -122,7 +122,7 @@ class TestSwitchedOff:
 
 
 class TestWithoutARun:
-    """A verb that reads one run takes the newest below ./ampscope_runs."""
+    """A verb that reads one run takes the newest in ./ampscope_runs, else around the working directory."""
 
     @pytest.fixture
     def newest(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -148,12 +148,32 @@ class TestWithoutARun:
         assert answer.err.startswith(newest)
         assert "nothing to reproduce" in answer.err
 
-    @pytest.mark.parametrize("verb", ["diagnose", "report", "repro"])
+    @pytest.mark.parametrize("shown", ["lightning_logs/version_0/ampscope", "./ampscope-1"])
+    @pytest.mark.parametrize(
+        "verb", ["audit", "diagnose", "fix", "gate", "perfetto", "plan", "ranges", "report", "repro", "scale"]
+    )
+    def test_a_run_of_a_callback(
+        self, ampscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, shown: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        TraceBuilder(tmp_path / "output_dir" / "_ampscope", created=1.0).close()
+        TraceBuilder(tmp_path / shown, created=2.0).close()
+        assert ampscope(verb).err.startswith(f"ampscope: no run named; the newest is {shown}\n")
+
+    def test_all_runs_of_callbacks(self, ampscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        TraceBuilder(tmp_path / "lightning_logs/version_0/ampscope").close()
+        answer = ampscope("runs", "--quick")
+        assert (answer.code, answer.err) == (0, "")
+        assert "lightning_logs/version_0/ampscope" in answer.out
+
+    @pytest.mark.parametrize("verb", ["diagnose", "report", "repro", "runs"])
     def test_none_there(self, ampscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
         monkeypatch.chdir(tmp_path)
         answer = ampscope(verb)
         assert (answer.code, answer.out) == (2, "")
-        assert answer.err.startswith("ampscope: There is no run in ./ampscope_runs; give the folder")
+        assert answer.err.startswith("ampscope: There is no run in ./ampscope_runs, nor up to three levels below")
+        assert "callbacks print it" in answer.err
         assert answer.err.count("\n") == 1
 
 

@@ -60,7 +60,7 @@ def test_keys_of_a_newer_minor_version_are_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", ["", "missing", MANIFEST + "x"])
 def test_no_run(tmp_path: Path, folder: str) -> None:
     (tmp_path / (MANIFEST + "x")).write_text("a file")
-    with pytest.raises(RunNotFound, match=r"no run in .*holds no run\.json.*Give the folder"):
+    with pytest.raises(RunNotFound, match=r"no run in .*holds no run\.json.*Give the run"):
         read_manifest(tmp_path / folder)
 
 

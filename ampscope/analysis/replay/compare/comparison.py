@@ -40,6 +40,7 @@ from ampscope.analysis.replay.compare.words import counted, parted_in_words
 from ampscope.analysis.replay.recording import Recording, recording
 from ampscope.analysis.results import Diagnosis
 from ampscope.errors import AmpscopeError
+from ampscope.trace.read.find import told_name
 
 #: Steps with other ops, and the same numbers, that are looked at.
 _MOST_STEPS = 4
@@ -281,7 +282,7 @@ def _side(side: Opened, steps: int, diagnosis: Diagnosis | None) -> Side:
     manifest = side.run.manifest
     return Side(
         path=str(side.run.path),
-        name=manifest.name,
+        name=told_name(side.run.path, manifest.name),
         rank=side.rank,
         step=side.step,
         steps=steps,

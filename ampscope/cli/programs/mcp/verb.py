@@ -30,5 +30,5 @@ def mcp(
     asked = [location(folder) for folder in folders or [DEFAULT_FOLDER]]
     missing = [folder for folder in asked if not folder.is_dir()]
     if missing:
-        raise AmpscopeError(f"there is no folder {missing[0]}; give the one that ampscope.watch records to")
+        raise AmpscopeError(f"there is no folder {missing[0]}; give one that runs are recorded in")
     server_of(asked).run("stdio")

@@ -9,6 +9,7 @@ import pytest
 
 from ampscope.trace.remote.location import location
 from data.run_folders import RunFolder, find_offered, run_folders
+from tests.support.paths import ROOT
 from tests.support.trace_builder import TraceBuilder
 
 
@@ -29,6 +30,25 @@ def test_a_folder_on_the_command_line_comes_before_the_environment(
 
 def test_without_either_the_default_folder_is_looked_in(tmp_path: Path) -> None:
     assert run_folders()[0].path == tmp_path / "ampscope_runs"
+
+
+def test_where_it_has_no_run_those_around_are_offered(tmp_path: Path) -> None:
+    TraceBuilder(tmp_path / "lightning_logs" / "version_0" / "ampscope").close()
+    own = tuple(folder for folder in run_folders() if not folder.is_sample)
+    assert set(find_offered(own).runs) == {"lightning_logs/version_0/ampscope"}
+    TraceBuilder(tmp_path / "ampscope_runs" / "mine").close()
+    assert set(find_offered(own).runs) == {"mine"}
+
+
+def test_samples_around_are_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    offered = find_offered(run_folders()).runs.values()
+    assert all(run.is_sample for run in offered if run.path.is_relative_to(ROOT / "sample_logs"))
+
+
+def test_a_run_is_told_from_others_that_a_callback_recorded(tmp_path: Path) -> None:
+    run = TraceBuilder(tmp_path / "version_3" / "ampscope").close()
+    assert set(find_offered((RunFolder(run),)).runs) == {"version_3/ampscope"}
 
 
 def test_runs_are_named_by_their_path_and_clashes_by_their_folder(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ def test_a_run_stays_where_it_began(
         with loop.model.get_submodule("second").register_forward_hook(lambda *args: args[2] * float("inf")):
             loop.step()
     said = capfd.readouterr().err
-    assert "recording to run\n" in said
-    assert "ampscope diagnose run\n" in said
+    assert "recording to ./run\n" in said
+    assert "ampscope diagnose ./run\n" in said
     assert not list(elsewhere.iterdir())
     assert scope.folder == tmp_path / "run"
     with ampscope.open_run(scope.folder) as run:

@@ -6,6 +6,8 @@ import pytest
 
 from ampscope.errors import RunNotFound
 from ampscope.trace.manifest import Manifest, write_manifest
+from ampscope.trace.read import find
+from ampscope.trace.read.find import runs_around
 from ampscope.trace.read.run import find_runs, open_run
 from ampscope.trace.schema import MANIFEST
 
@@ -73,3 +75,29 @@ def test_no_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunNotFound, match="is a file"):
         open_run(tmp_path / "file")
+
+
+class TestAround:
+    """Where somebody works who names no run."""
+
+    def test_as_deep_as_lightning_logs_newest_first(self, tmp_path: Path) -> None:
+        old, new = run(tmp_path / "lightning_logs/version_0/ampscope", 1), run(tmp_path / "ampscope", 2)
+        run(tmp_path / "a/b/c/d", 3)
+        assert runs_around(tmp_path) == [new, old]
+
+    def test_hidden_folders_and_links_are_passed_over(self, tmp_path: Path) -> None:
+        run(tmp_path / ".cache" / "run")
+        (tmp_path / "work").mkdir()
+        (tmp_path / "work" / "link").symlink_to(tmp_path / ".cache")
+        assert runs_around(tmp_path / "work") == runs_around(tmp_path) == []
+
+    def test_a_large_folder_is_looked_through_in_part(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for number in range(9):
+            run(tmp_path / f"run{number}")
+        monkeypatch.setattr(find, "_MOST_ENTRIES", 4)
+        assert len(runs_around(tmp_path)) == 4
+
+    def test_a_slow_one_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        run(tmp_path / "run")
+        monkeypatch.setattr(find, "_MOST_SECONDS", 0.0)
+        assert runs_around(tmp_path) == []
