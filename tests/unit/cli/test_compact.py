@@ -9,6 +9,7 @@ import pytest
 
 from ampscope.cli import compact as verb
 from tests.support.command import Command
+from tests.support.stores.buckets import memory_bucket, objects, put_run
 from tests.support.trace_builder import TraceBuilder
 from tests.unit.trace.compact.many_parts import files_of, many_parts, what_is_read
 
@@ -76,3 +77,14 @@ def test_no_run(ampscope: Command, tmp_path: Path) -> None:
 def test_the_wait_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     verb._wait(0.0)
     assert "waiting 0 s before the merged files are removed" in capsys.readouterr().err
+
+
+def test_a_run_in_a_store_stays_as_it_is_and_is_told(ampscope: Command, tmp_path: Path) -> None:
+    many_parts(tmp_path / "one", ranks=1, segments=2)
+    with memory_bucket() as url:
+        put_run(tmp_path / "one", f"{url}/one")
+        before = objects(url)
+        answer = ampscope("compact", f"{url}/one", "--at-once")
+        assert objects(url) == before
+    assert answer.code == 2
+    assert "It lies in an object store, where nothing is merged: compact it on a disk." in answer.out

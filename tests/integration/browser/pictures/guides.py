@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +37,7 @@ class Picture:
 
 
 OVERFLOW, CLIPPED, HEALTHY = "attention-overflow", "clip-before-unscale", "healthy"
+RANKS = "four-ranks"
 PICTURES = (
     Picture("overview", OVERFLOW, "", 900),
     Picture("incident", OVERFLOW, "incident", 1000),
@@ -44,6 +47,7 @@ PICTURES = (
     Picture("precision", OVERFLOW, "precision", 800),
     Picture("plan", OVERFLOW, "plan", 800),
     Picture("usage", CLIPPED, "usage", 800),
+    Picture("ranks", RANKS, "ranks", 800),
     Picture("compare", OVERFLOW, "compare", 900),
     Picture("runs", OVERFLOW, "runs", 700),
     Picture("wall", HEALTHY, "wall", 700),
@@ -61,11 +65,20 @@ def shoot(browser: Browser, address: str, picture: Picture, out: Path) -> None:
 
 
 @contextmanager
-def copied(folder: Path) -> Iterator[Path]:
-    """The sample runs at a place whose name says nothing of this machine, for the pages that show it."""
+def copied(folder: Path, chosen: list[Picture]) -> Iterator[Path]:
+    """The sample runs, and a job where one is shown, at a place whose name says nothing of the machine."""
     runs = folder / "ampscope_runs"
     shutil.copytree(ROOT / "sample_logs", runs)
+    if any(picture.run == RANKS for picture in chosen):
+        _train_ranks(runs / RANKS)
     yield runs
+
+
+def _train_ranks(folder: Path) -> None:
+    program = Path(__file__).with_name("four_ranks.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(program)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, str(folder)], env=environment, check=True, capture_output=True)
 
 
 def main(arguments: list[str]) -> None:
@@ -73,7 +86,12 @@ def main(arguments: list[str]) -> None:
     out = ROOT / "docs" / "pictures"
     out.mkdir(exist_ok=True)
     chosen = [picture for picture in PICTURES if not arguments or picture.name in arguments]
-    with TemporaryDirectory() as folder, copied(Path(folder)) as runs, serve(runs) as address, browse() as browser:
+    with (
+        TemporaryDirectory() as folder,
+        copied(Path(folder), chosen) as runs,
+        serve(runs) as address,
+        browse() as browser,
+    ):
         for picture in chosen:
             shoot(browser, address, picture, out)
     sys.stdout.write(f"{len(chosen)} pictures in {out}\n")
