@@ -105,6 +105,9 @@ def what_happened(run: RunSnapshot, diagnosis: Diagnosis, name: str, item: Item,
         clipped(overview_of(run, None), item)
     if not isinstance(item, Incident):
         return
+    if diagnosis.since and item == diagnosis.primary:
+        heading("Since then")
+        paragraph(diagnosis.since)
     if item.cause is Cause.UNKNOWN and not item.path:
         how_to_see_its_origin(diagnosis)
     since_last_good(last_good_of(run, name))

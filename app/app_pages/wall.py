@@ -39,6 +39,8 @@ def wall(run: RunSnapshot) -> None:
     """The verdict, a few numbers and the time line, drawn again while the run is being written."""
     diagnosis, overview = diagnosis_of(run), overview_of(run, None)
     st.html(banner(diagnosis))
+    if diagnosis.since:
+        paragraph(diagnosis.since)
     tiles(facts(overview))
     if run.is_open:
         st.html(pulse_html(pulse_of(run), time.time()))

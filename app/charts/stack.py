@@ -77,7 +77,7 @@ def _scaling(axis: Axis) -> dict[str, object]:
     low, high = (math.log10(axis.low), math.log10(axis.high)) if axis.log else (axis.low, axis.high)
     scaling = {"type": "log" if axis.log else "linear", "range": [low, high]}
     if axis.is_round:  # Plotly finds as many, anew for every zoom
-        return {**scaling, "nticks": len(axis.ticks) + 1, "exponentformat": "power"}
+        return {**scaling, "nticks": len(axis.ticks) + 1, "exponentformat": "power", "separatethousands": True}
     return {**scaling, "tickvals": list(axis.ticks), "ticktext": list(axis.labels)}
 
 

@@ -40,6 +40,16 @@ def test_a_loss_that_is_not_finite_is_marked_at_the_top_edge(tmp_path: Path) -> 
     assert {"problem", "warning", "harmless", "step skipped", "state saved", "resumed"} <= set(lanes_of(figure))
 
 
+def test_thousands_are_separated_on_every_axis(tmp_path: Path) -> None:
+    from charts.stack import stack_figure
+
+    figure = stack_figure(timeline_stack(overview(open_run(overflow(tmp_path / "run").close())), []))
+    told = [axis for axis in figure.select_yaxes() if axis.nticks]
+    assert told
+    assert all(axis.separatethousands for axis in told)
+    assert all(axis.tickformat == "," for axis in figure.select_xaxes())
+
+
 def test_a_timeline_of_nan_alone_can_be_drawn() -> None:
     from charts.stack import stack_figure
 

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from ampscope.trace.schema import EventKind
 from tests.support.page_reading import Show, Shown
 from tests.support.paths import ROOT
+from tests.support.scenes import overflow
 
 st = pytest.importorskip("streamlit", reason="needs the app's extra: pip install 'ampscope[app]'")
 
@@ -30,3 +34,15 @@ def test_a_newest_loss_that_is_not_finite_is_an_alarm(monkeypatch: pytest.Monkey
     st.cache_resource.clear()
     shown = Shown.of("wall", {"run": "attention-overflow"})
     assert "not finite newest loss" in " ".join(shown.words.split())
+
+
+@pytest.mark.parametrize("page", ["wall", "incident"])
+def test_a_failure_that_has_not_come_back_is_said_to_be_past(
+    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    monkeypatch.setenv("AMPSCOPE_RUNS", str(tmp_path))
+    trace = overflow(tmp_path / "went_on")
+    trace.event(EventKind.RESUME, "resumed from step 265", step=266)
+    trace.close()
+    words = " ".join(show("went_on", page, real=True).words.split())
+    assert "The run was resumed at step 266, and the failure has not come back in the 6 steps since" in words
