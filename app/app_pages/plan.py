@@ -39,6 +39,8 @@ from data.run_results import diagnosis_of, overview_of, plan_of, scale_answer_of
 from data.run_snapshot import RunSnapshot
 
 _ALL = "all"
+#: Code of more lines is scrolled within so many pixels.
+_LINES, _TALL = 24, 480
 
 
 def plan_page() -> None:
@@ -105,7 +107,12 @@ def to_paste(run: RunSnapshot, name: str | None) -> None:
     for each in names:
         if code := found.code[each]:
             st.caption(f"For {head(each)}:")
-            st.code(as_source(code, len(code)), language="python", wrap_lines=True)
+            st.code(
+                as_source(code, len(code)),
+                language="python",
+                wrap_lines=True,
+                height=_TALL if code.count("\n") > _LINES else "content",
+            )
         elif name is not None:
             paragraph(without_code(found, each))
     with link_row():

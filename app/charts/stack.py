@@ -21,6 +21,8 @@ _GAP, _HEAD, _FOOT, _LEFT, _RIGHT = 34, 28, 54, 92, 16
 _BESIDE = 0.015
 #: On an axis of whole numbers up to this long Plotly would put labels between them.
 _SHORT_AXIS = 12
+#: Axes that end below the one or at the other have labels with an exponent.
+_SMALL, _LARGE = 1e-4, 1e6
 #: A piece of a curve may be one point, which is a dot; so many are no dots any more.
 _SPARSE = 12
 
@@ -77,8 +79,14 @@ def _scaling(axis: Axis) -> dict[str, object]:
     low, high = (math.log10(axis.low), math.log10(axis.high)) if axis.log else (axis.low, axis.high)
     scaling = {"type": "log" if axis.log else "linear", "range": [low, high]}
     if axis.is_round:  # Plotly finds as many, anew for every zoom
-        return {**scaling, "nticks": len(axis.ticks) + 1, "exponentformat": "power", "separatethousands": True}
+        return {**scaling, "nticks": len(axis.ticks) + 1, "tickformat": _format(axis)}
     return {**scaling, "tickvals": list(axis.ticks), "ticktext": list(axis.labels)}
+
+
+def _format(axis: Axis) -> str:
+    """As other numbers are written: with an exponent where they are very small or very large."""
+    largest = max(abs(axis.low), abs(axis.high))
+    return ",~g" if _SMALL <= largest < _LARGE else "~e"
 
 
 def _draw_panel(figure: go.Figure, row: int, panel: Panel) -> None:

@@ -15,7 +15,7 @@ _DIFFERENCES = {
     Difference.NONE: "Both gave the same, to the last digit of the bounds.",
     Difference.DIGITS: "Both gave values of about the same size.",
     Difference.SIZE: "Their largest magnitudes are a factor of 2 or more apart.",
-    Difference.KIND: "Neither gave finite values, and not the same ones: NaN is not an infinity.",
+    Difference.KIND: "Both gave values that are not finite, and not the same ones.",
     Difference.FINITE: "One gave finite values, the other did not.",
     Difference.ALONE: "The other step has no such op.",
 }

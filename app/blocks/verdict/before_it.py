@@ -25,7 +25,7 @@ from state.pages import Page
 
 #: Recorded steps from which on there is a course.
 _FEWEST = 2
-_COLUMNS = ("Tensor", "First recorded", "Largest magnitude then", "Last recorded up to it", "Largest magnitude at last")
+_COLUMNS = ("Tensor", "First recorded", "Largest then", "Last recorded up to it", "Largest at last")
 
 
 def before_it(run: RunSnapshot, incident: Incident, closeup: Closeup) -> None:
@@ -43,7 +43,7 @@ def before_it(run: RunSnapshot, incident: Incident, closeup: Closeup) -> None:
     _, name, own = seen[0]
     course = course_figure(own, marked=incident.step)
     show_figure(course_chart(course), "before-it", f"Largest magnitude of {name}", f"{name}: {course.label}")
-    st.caption(f"Largest magnitude of {name}.")
+    st.caption(f"Drawn: {name}. Largest: the largest magnitude that is finite.")
     ways = [way_to(Page.RANGES, place=key, rank=rank_of(incident)) for key, *_ in seen]
     rows = [_row(name, each, incident.step) for _, name, each in seen]
     table("Largest magnitudes in the recorded steps up to it", _COLUMNS, rows, numeric=_COLUMNS[1:], ways=ways)

@@ -46,8 +46,20 @@ def test_thousands_are_separated_on_every_axis(tmp_path: Path) -> None:
     figure = stack_figure(timeline_stack(overview(open_run(overflow(tmp_path / "run").close())), []))
     told = [axis for axis in figure.select_yaxes() if axis.nticks]
     assert told
-    assert all(axis.separatethousands for axis in told)
+    assert all(axis.tickformat == ",~g" for axis in told)
     assert all(axis.tickformat == "," for axis in figure.select_xaxes())
+
+
+def test_a_rate_is_written_as_other_numbers() -> None:
+    from charts.stack import stack_figure
+
+    def format_of(*rates: float) -> str:
+        panel = measure_panel(Curve(steps=(0, 1), values=rates), "learning rate", "")
+        figure = stack_figure(Stack(label="", panels=(panel,)))
+        return next(str(axis.tickformat) for axis in figure.select_yaxes() if axis.nticks)
+
+    assert format_of(1e-4, 3e-4) == ",~g"
+    assert format_of(1e-5, 3e-5) == format_of(1e7, 3e7) == "~e"
 
 
 def test_a_timeline_of_nan_alone_can_be_drawn() -> None:

@@ -43,7 +43,8 @@ def overflowed(run: Run, rank: int, sampled: Sampled) -> Overflowed:
     wrong = {row.step for row in run.rows(Table.INCIDENTS, rank=rank)} - set(sampled.unlike)
     traced = [each for each in run.traced(rank) if each.step in wrong and each.source in sampled.optimizers]
     sites, found = Sites(run, rank), defaultdict[Place, list[int]](list)
-    newest = sorted(traced, key=lambda one: -one.step)
+    once = {(each.step, sampled.optimizers[each.source]): each for each in traced}  # as it ran or in its replay
+    newest = sorted(once.values(), key=lambda one: -one.step)
     for each in newest[:MOST_STEPS]:
         graph = StepGraph(run, sites, each.step, each.source)
         infinite = [seq for seq, rows in graph.outputs.items() if any(map(_has_infinity, rows))]

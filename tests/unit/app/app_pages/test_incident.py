@@ -189,7 +189,7 @@ def test_every_part_of_the_path_leads_on(show: Show, monkeypatch: pytest.MonkeyP
         "operand 1 (blocks.0.attention)",
     ]
     assert {int(row["Last recorded up to it"]) for row in before} == {294}
-    assert float(before[1]["Largest magnitude at last"]) > 30 * float(before[1]["Largest magnitude then"])
+    assert float(before[1]["Largest at last"]) > 30 * float(before[1]["Largest then"])
 
 
 def test_which_tab_is_open_is_in_the_address(show: Show) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from base64 import b64decode
 from pathlib import Path
@@ -132,6 +133,20 @@ def test_two_steps_go_in_lockstep(show: Show, tmp_path: Path, monkeypatch: pytes
     assert "a factor of 2 or more apart" in shown.words
     assert shown.address["against"] == "0-replay"
     assert track(show("pair", "replay", step="1", op="1", against="none"))[0]["lanes"]["other"] == 0
+
+
+def test_infinities_that_differ_are_told_apart(show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMPSCOPE_RUNS", str(tmp_path))
+    trace = TraceBuilder(tmp_path / "pair")
+    site = trace.site("aten.a.default")
+    for step, low in ((0, -4.0), (1, -8.0), (2, math.nan)):
+        trace.step(traced="replay")
+        trace.op(site, step=step, min=low, max=math.inf if low < 0 else low)
+    trace.close()
+    for against in ("0-replay", "2-replay"):
+        words = show("pair", "replay", step="1", op="0", against=against).words
+        assert "Both gave values that are not finite, and not the same ones." in words
+        assert "Both gave the same" not in words
 
 
 def test_nothing_to_compare_with_leaves_the_address_alone(show: Show) -> None:

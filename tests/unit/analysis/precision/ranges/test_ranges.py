@@ -237,6 +237,18 @@ def test_what_overflowed_has_no_headroom_and_comes_first(run_folder: Path) -> No
     assert [each.overflowed for each in found.rows[1:]] == [0] * (len(found.rows) - 1)
 
 
+def test_a_step_that_was_traced_and_replayed_has_overflowed_once(run_folder: Path) -> None:
+    trace = growing(run_folder)
+    site, entry = trace.site("aten.exp.default"), trace.site(Node.INPUT, name="x", in_dtypes=())
+    trace.step(step=200, scale=1024.0, skipped=True)
+    trace.incident(step=200, replay=ReplayStatus.EXACT)
+    for source in (Source.LIVE, Source.REPLAY):
+        trace.op(entry, step=200, source=source, min=0.0, max=12.0)
+        trace.op(site, step=200, min=0.0, max=math.inf, source=source, posinf=1)
+        trace.edge(0, 1, step=200, source=source)
+    assert measured(trace.close()).rows[0].overflowed == 1
+
+
 @pytest.mark.parametrize("op", ["aten.log.default", "aten.reciprocal.default"])
 def test_what_is_infinite_in_every_dtype_has_not_overflowed(op: str, run_folder: Path) -> None:
     trace = growing(run_folder)
