@@ -14,9 +14,12 @@ from pathlib import Path
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence
+from ampscope.analysis.causes.mathematics.division import DivisorSummed, SlopeAtEnd
+from ampscope.analysis.causes.range.overflow import LossGrew
+from ampscope.analysis.causes.usage.forms import FORMS
 from ampscope.analysis.results import Remedy
 from ampscope.trace.schema import Phase
-from ampscope.trace.vocabulary import Cause, Severity
+from ampscope.trace.vocabulary import Cause, MistakeForm, Severity
 
 HERE = Path(__file__).parent
 PAGES = HERE.parent / "causes"
@@ -81,6 +84,27 @@ _SEVERITIES = {Severity.ERROR: "a problem", Severity.WARNING: "a warning", Sever
 NO_SAMPLE = {
     Cause.BENIGN_SINGLE_SKIP: "It takes a step that cannot be run again as it was, which no short script is sure of."
 }
+#: Causes that show in several ways, each with cures of its own, in the order in which a page tells them.
+_SAMPLE = Occurrence()
+_ALSO_SEEN = {
+    Cause.DIV_ZERO: (_SAMPLE, Occurrence(reason=DivisorSummed()), Occurrence(reason=SlopeAtEnd(of="acos"))),
+    Cause.DIVERGENCE: (Occurrence(reason=LossGrew(usual=1.0, last=1e9)), _SAMPLE),
+    Cause.FP16_OVERFLOW: (_SAMPLE, Occurrence(op="aten.pow.Tensor_Scalar"), Occurrence(op="aten.sum.dim_IntList")),
+}
+#: The same of forms of mistakes.
+_ALSO_DONE = {
+    Cause.MISUSE_NO_UNSCALE: (
+        MistakeForm.STEPPED_PAST_SCALER,
+        MistakeForm.UNSCALED_BY_HAND,
+        MistakeForm.LOSS_OF_SCALED_GRADIENTS,
+    ),
+    Cause.MISUSE_MULTIPLE_SCALERS_UPDATE: (
+        MistakeForm.UPDATE_IN_BETWEEN,
+        MistakeForm.UNSCALED_FOR_ANOTHER,
+        MistakeForm.ANOTHER_SCALER,
+        MistakeForm.UPDATE_MISSING,
+    ),
+}
 
 
 def path_of(family: Family, cause: Cause) -> Path:
@@ -142,7 +166,7 @@ def excerpt(text: str) -> str:
 
 def _cures(entry: CauseEntry, recorded: str) -> list[str]:
     op = re.search(r"^ +(aten\.\S+)", recorded, re.MULTILINE)
-    remedies = entry.advice(Occurrence(op=op[1] if op else ""))
+    remedies = _advice(entry, Occurrence(op=op[1] if op else ""))
     if not remedies:
         told = (
             "Nothing has to be changed." if entry.severity is Severity.INFO else "What helps depends on what was seen."
@@ -150,6 +174,14 @@ def _cures(entry: CauseEntry, recorded: str) -> list[str]:
         return [f"## What cures it\n\n{told}"]
     listed = "\n".join(_remedy(number, remedy) for number, remedy in enumerate(remedies, start=1))
     return [f"## What cures it\n\n{listed}".rstrip()]
+
+
+def _advice(entry: CauseEntry, of_sample: Occurrence) -> list[Remedy]:
+    """What cures a cause in whichever way it shows, each once."""
+    seen = (of_sample if each is _SAMPLE else each for each in _ALSO_SEEN.get(entry.cause, (_SAMPLE,)))
+    fixes = (FORMS[form].fix for form in _ALSO_DONE.get(entry.cause, ()))
+    told = [*(remedy for each in seen for remedy in entry.advice(each)), *filter(None, fixes)]
+    return list({remedy.text: remedy for remedy in told}.values())
 
 
 def _remedy(number: int, remedy: Remedy) -> str:

@@ -37,6 +37,22 @@ def test_every_cause_has_a_sample_or_a_reason() -> None:
     assert {path.stem for path in SAMPLES} | set(GENERATOR["NO_SAMPLE"]) == set(Cause)
 
 
+@pytest.mark.parametrize(
+    ("page", "cures"),
+    [
+        ("mathematics/sqrt_negative", ("from centred values", "from below by zero")),
+        ("mathematics/div_zero", ("Bound the divisor", "Leave out what is empty", "away from 1 and -1")),
+        ("mathematics/divergence", ("Lower the learning rate", "Clip the gradient's norm", "Bound what")),
+        ("range/fp16_overflow", ("queries and keys", "Square and average in float32", "Accumulate in float32")),
+        ("usage/misuse_no_unscale", ("Unscale first", "Step through the scaler")),
+        ("usage/misuse_multiple_scalers_update", ("once per optimizer step", "Step every optimizer, then update once")),
+    ],
+)
+def test_a_page_tells_the_cures_of_each_way_that_it_comes_about(page: str, cures: tuple[str, ...]) -> None:
+    told = PAGES[Path(f"{page}.md")].partition("## What cures it")[2].partition("\n## ")[0]
+    assert [cure for cure in cures if cure not in told] == []
+
+
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
 def test_samples_are_shown_as_they_are(page: Path) -> None:
     text = page.read_text("utf-8")

@@ -117,7 +117,14 @@ ENTRIES = (
         sentence=_no_root,
         remedies=(
             Remedy(
-                text="Bound the operand at zero; a difference of squares can round below it.",
+                text="If it is a variance, compute it from centred values: the mean of squares minus the squared mean "
+                "can round below zero.",
+                code="var = (x - x.mean(-1, keepdim=True)).square().mean(-1)",
+                kind=Form.CENTRED,
+                untried="a replay tries it where the operand is the mean of squares minus the squared mean",
+            ),
+            Remedy(
+                text="Bound the operand from below by zero.",
                 code="y = x.clamp_min(0).add(1e-6).sqrt()",
                 kind=Form.OPERAND_BOUND,
                 untried="a replay bounds what sqrt, rsqrt and pow are given, where the code calls them by name",

@@ -110,8 +110,8 @@ def _kept(form: FormTried) -> str:
 
 def _keep(form: FormTried) -> str:
     if form.call in _ATTENTION:
-        return "Leave rows without a single key out of the mask, and set what attention gives for them to zero."
-    return f"Leave rows without a single key out of the mask, and set what {form.call} gives for them to zero."
+        return "Do not mask rows that have no key left, and set what attention gives for them to zero."
+    return f"Do not mask rows that have no key left, and set what {form.call} gives for them to zero."
 
 
 def _kept_code(form: FormTried) -> str:
@@ -128,10 +128,10 @@ def _kept_code(form: FormTried) -> str:
 
 def _take_off(form: FormTried) -> str:
     if form.was is None:
-        return f"Take the maximum off the operand of {form.call}: what is divided by its sum stays the same."
+        return f"Subtract the maximum from the operand of {form.call}: divided by their sum, the results are the same."
     return (
-        f"Take the maximum off the operand of {form.call}. What is divided by its sum stays the same but for the "
-        f"{number(form.was)} beside that sum: where the sum was not far above it, it was less."
+        f"Subtract the maximum from the operand of {form.call}. Divided by their sum, the results are the same, except "
+        f"where the {number(form.was)} added to a small sum made them smaller."
     )
 
 
@@ -141,41 +141,39 @@ TEXTS: dict[str, FormText] = {
     Form.SAFE_WHERE: FormText(_safe, _make_safe, _safe_code),
     Form.LOG_SOFTMAX: FormText(
         lambda form: f"log_softmax of the logits for {form.call} of their softmax",
-        lambda form: f"Take log_softmax of the logits in the place of {form.call} of their softmax.",
+        lambda form: f"Use log_softmax of the logits instead of {form.call} of their softmax.",
         lambda _: "log_p = F.log_softmax(logits, dim=-1)  # or F.cross_entropy(logits, target)",
     ),
     Form.LOGSIGMOID: FormText(
         lambda form: f"logsigmoid of the logits for {form.call} of their sigmoid",
-        lambda form: f"Take logsigmoid of the logits in the place of {form.call} of their sigmoid.",
+        lambda form: f"Use logsigmoid of the logits instead of {form.call} of their sigmoid.",
         lambda _: "log_p, log_q = F.logsigmoid(logits), F.logsigmoid(-logits)  # q = 1 - p",
     ),
     Form.WITH_LOGITS: FormText(
         lambda form: f"binary_cross_entropy_with_logits for {form.call} of a sigmoid",
-        lambda form: (
-            f"Take binary_cross_entropy_with_logits of the logits in the place of {form.call} of their sigmoid."
-        ),
+        lambda form: f"Use binary_cross_entropy_with_logits of the logits instead of {form.call} of their sigmoid.",
         lambda _: "loss = F.binary_cross_entropy_with_logits(logits, target)",
     ),
     Form.CROSS_ENTROPY: FormText(
         lambda form: f"cross_entropy of the logits for {form.call} of the logarithm of their softmax",
-        lambda form: f"Take cross_entropy of the logits in the place of {form.call} of the logarithm of their softmax.",
+        lambda form: f"Use cross_entropy of the logits instead of {form.call} of the logarithm of their softmax.",
         lambda _: "loss = F.cross_entropy(logits, target)",
     ),
     Form.CENTRED: FormText(
-        lambda _: "the mean of centred squares for the mean of squares less the square of the mean",
+        lambda _: "the variance from centred values",
         lambda _: (
-            "Take the mean of centred squares in the place of the mean of squares less the square of the mean, "
-            "which cancels, and whose squares are larger."
+            "Compute the variance from centred values: the mean of squares minus the squared mean cancels, and "
+            "overflows sooner."
         ),
         lambda _: "var = (x - x.mean(-1, keepdim=True)).square().mean(-1)",
     ),
     Form.LOGSUMEXP: FormText(
         lambda form: f"logsumexp for {form.call} of a sum of exponentials",
-        lambda form: f"Take logsumexp in the place of {form.call} of a sum of exponentials.",
+        lambda form: f"Use logsumexp instead of {form.call} of a sum of exponentials.",
         lambda _: "y = torch.logsumexp(x, dim=-1)",
     ),
     Form.MAX_OFF: FormText(
-        lambda form: f"the maximum taken off the operand of {form.call}",
+        lambda form: f"the maximum subtracted from the operand of {form.call}",
         _take_off,
         lambda form: f"e = torch.{form.call}(x - x.amax(-1, keepdim=True))  # or the whole as x.softmax(-1)",
     ),

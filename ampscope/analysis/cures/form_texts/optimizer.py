@@ -30,15 +30,15 @@ TEXTS: dict[str, FormText] = {
     ),
     Form.OPTIMIZER_IN_FLOAT32: FormText(
         lambda form: f"float32 weights, gradients and state in {form.call}",
-        lambda form: f"Keep the weights in float32: the gradients and the state of {form.call} are float32, then, too.",
+        lambda form: f"Keep the weights in float32: then the gradients and the state of {form.call} are float32, too.",
         lambda _: "model.float()  # before the optimizer is made; autocast computes in half precision",
     ),
     Form.OPTIMIZER_CLIPPED: _CLIPPED,
     Form.SMALLER_STEP: FormText(
-        lambda form: f"a learning rate of {value(form)} in the place of {was(form)}",
+        lambda form: f"a learning rate of {value(form)} instead of {was(form)}",
         lambda form: (
-            f"Lower the learning rate, or warm it up: with {value(form)} in the place of {was(form)}, a step "
-            "whose loss had grown lowers the loss of its own batch."
+            f"Lower the learning rate, or warm it up: at {value(form)} instead of {was(form)}, a step at which the "
+            "loss had grown lowers it on its own batch."
         ),
         lambda form: f"optimizer = {form.call}(model.parameters(), lr={coded(form)})  # the rest as it is",
     ),

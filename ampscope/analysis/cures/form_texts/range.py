@@ -12,12 +12,8 @@ def _number(value: float | None) -> str:
     return f"{value:.12g}" if value is not None else ""
 
 
-def _in_place_of(form: FormTried) -> str:
-    return f"{value(form)} in the place of {was(form)}"
-
-
-def _scaled(form: FormTried) -> str:
-    return f"first factor of {form.call} multiplied by {_number(form.value)} before the product"
+def _instead(form: FormTried) -> str:
+    return f"{value(form)} instead of {was(form)}"
 
 
 #: What functions are given, as float32; all others take one tensor.
@@ -51,13 +47,13 @@ def _in_float32(call: str) -> str:
 
 TEXTS: dict[str, FormText] = {
     Form.CONSTANT: FormText(
-        lambda form: f"{_in_place_of(form)} in {form.call}",
-        lambda form: f"Give {form.call} {_in_place_of(form)}, which its dtype does not hold.",
-        lambda form: f"{_number(form.value)}  # in the place of {_number(form.was)}",
+        lambda form: f"{_instead(form)} in {form.call}",
+        lambda form: f"Give {form.call} {_instead(form)}, which its dtype does not hold.",
+        lambda form: f"{_number(form.value)}  # instead of {_number(form.was)}",
     ),
     Form.SCALE_FIRST: FormText(
-        lambda form: f"the {_scaled(form)}, not the product after it",
-        lambda form: f"Have the {_scaled(form)}, not the product after it.",
+        lambda form: f"the first factor of {form.call} multiplied by {_number(form.value)}, not the product",
+        lambda form: f"Multiply the first factor of {form.call} by {_number(form.value)}, not the product.",
         lambda form: f"y = (a * {_number(form.value)}) @ b",
     ),
     Form.IN_FLOAT32: FormText(

@@ -75,9 +75,9 @@ class OneForm(LastingCure):
         form, value = self._form, self._form.value or 0.0
         if isinstance(form, (FromLogits, Float32Call)):
             asked = "the logarithm" if form.calls == LOGARITHMS else "/".join(sorted(form.calls))
-            return f"{form.form} in the place of {asked}" if isinstance(form, FromLogits) else f"{asked} in float32"
+            return f"{form.form} instead of {asked}" if isinstance(form, FromLogits) else f"{asked} in float32"
         if isinstance(form, Constant):
-            return f"{value:g} in the place of {form.was or 0.0:g}"
+            return f"{value:g} instead of {form.was or 0.0:g}"
         if isinstance(form, (KeptRows, ZeroInfinity)):
             return "rows without a key zero" if isinstance(form, KeptRows) else "targets without an alignment left out"
         if isinstance(form, SafeWhere):

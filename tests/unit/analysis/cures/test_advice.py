@@ -76,3 +76,10 @@ def test_a_call_has_no_turn_where_what_it_is_given_was_widened() -> None:
         found = remedies(Cause.FP16_OVERFLOW, op="aten.mul.Tensor", tried=trials)
         (call,) = (each for each in found if each.kind == Form.IN_FLOAT32)
         assert reason in call.untried
+
+
+def test_centred_values_are_advised_unless_a_later_form_was_the_first_to_fit() -> None:
+    op, bound = "aten.sqrt.default", tried(Form.OPERAND_BOUND, Trial.FINITE, "sqrt")
+    kinds = {each.kind for each in remedies(Cause.SQRT_NEGATIVE, op=op)}
+    assert kinds == {Form.CENTRED, Form.OPERAND_BOUND}
+    assert Form.CENTRED not in {each.kind for each in remedies(Cause.SQRT_NEGATIVE, op=op, tried=(bound,))}

@@ -39,7 +39,7 @@ class SurvivingEps(LastingCure):
     @property
     def text(self) -> str:
         """See `LastingCure.text`."""
-        each = ", ".join(f"{eps:g} in the place of {was:g}" for was, eps in self._instead.items())
+        each = ", ".join(f"{eps:g} instead of {was:g}" for was, eps in self._instead.items())
         return f"the eps of {type(self._optimizer).__name__} {each}, which is zero in the dtype of its parameters"
 
     @property

@@ -117,7 +117,7 @@ def trained(
     ("loss", "mended", "told"),
     [
         (logarithm, by_hand, "the operand of log kept at least 1e-37 at "),
-        (certain, certain_by_hand, "log_softmax in the place of the logarithm at "),
+        (certain, certain_by_hand, "log_softmax instead of the logarithm at "),
     ],
 )
 def test_as_by_hand(run_folder: Path, scopes: list[ampscope.Scope], loss: Loss, mended: Loss, told: str) -> None:

@@ -159,7 +159,7 @@ def test_another_number_only_where_nothing_good_changes(
     told = cures(scopes[0])
     assert [each["kind"] for each in told] == [kind]
     assert all(torch.isfinite(torch.tensor(healed["losses"][BAD_STEP + 1 :])))
-    assert told[0]["text"].startswith("0.0001 in the place of 1e-08 at ") == (kind is CureKind.FORM)
+    assert told[0]["text"].startswith("0.0001 instead of 1e-08 at ") == (kind is CureKind.FORM)
 
 
 def test_compiled_code_is_left_alone(run_folder: Path, scopes: list[ampscope.Scope]) -> None:

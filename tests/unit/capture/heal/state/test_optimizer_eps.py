@@ -49,7 +49,7 @@ def test_the_eps_that_was_proved_is_there_from_the_step_on(
     state, scope = healed(watch, adam(was, **options))
     (told,) = cures(scope)
     assert (told["kind"], told["step"], told["eps"]) == (CureKind.FORM, 0, [[was, eps]])
-    assert told["text"].startswith(f"the eps of Adam {eps:g} in the place of {was:g}")
+    assert told["text"].startswith(f"the eps of Adam {eps:g} instead of {was:g}")
     assert told["code"] == f"torch.optim.Adam(..., eps={eps:g})"
     assert exact_state(state) == exact_state(adam(eps, **options)(nobody))
 

@@ -193,7 +193,7 @@ def test_what_then_fails_by_the_loss_scale_alone_is_tried_with_one_that_fits(run
     (cured,) = [each for each in remedies if each.verified]
     largest = max(row.scale or 0.0 for row in forms[1:])
     assert f"and a loss scale of {in_words(largest)}." in cured.text
-    assert [each.text.partition(",")[0] for each in remedies] == ["Give add 0.0001 in the place of 1e-8"] * 2
+    assert [each.text.partition(",")[0] for each in remedies] == ["Give add 0.0001 instead of 1e-8"] * 2
 
 
 def test_a_call_that_the_form_does_not_find_is_no_trial(run_folder: Path) -> None:
