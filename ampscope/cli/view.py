@@ -128,6 +128,7 @@ def command(folder: Path | None, port: int) -> list[str]:
     }
     if without_browser(os.environ):
         options["server.headless"] = "true"
+        options["logger.hideWelcomeMessage"] = "true"  # it names an address of this machine; `way_home` says more
     flags = [f"--{name}={value}" for name, value in options.items()]
     run = [sys.executable, "-m", "streamlit", "run", str(app_folder() / _ENTRY), *flags, "--"]
     return [*run, str(folder.resolve())] if folder is not None else run
