@@ -140,22 +140,22 @@ TEXTS: dict[str, FormText] = {
     Form.ADDED_EPS: FormText(_added, _add, _added_code),
     Form.SAFE_WHERE: FormText(_safe, _make_safe, _safe_code),
     Form.LOG_SOFTMAX: FormText(
-        lambda form: f"log_softmax of the logits for {form.call} of their softmax",
+        lambda form: f"log_softmax of the logits instead of {form.call} of their softmax",
         lambda form: f"Use log_softmax of the logits instead of {form.call} of their softmax.",
         lambda _: "log_p = F.log_softmax(logits, dim=-1)  # or F.cross_entropy(logits, target)",
     ),
     Form.LOGSIGMOID: FormText(
-        lambda form: f"logsigmoid of the logits for {form.call} of their sigmoid",
+        lambda form: f"logsigmoid of the logits instead of {form.call} of their sigmoid",
         lambda form: f"Use logsigmoid of the logits instead of {form.call} of their sigmoid.",
         lambda _: "log_p, log_q = F.logsigmoid(logits), F.logsigmoid(-logits)  # q = 1 - p",
     ),
     Form.WITH_LOGITS: FormText(
-        lambda form: f"binary_cross_entropy_with_logits for {form.call} of a sigmoid",
+        lambda form: f"binary_cross_entropy_with_logits instead of {form.call} of a sigmoid",
         lambda form: f"Use binary_cross_entropy_with_logits of the logits instead of {form.call} of their sigmoid.",
         lambda _: "loss = F.binary_cross_entropy_with_logits(logits, target)",
     ),
     Form.CROSS_ENTROPY: FormText(
-        lambda form: f"cross_entropy of the logits for {form.call} of the logarithm of their softmax",
+        lambda form: f"cross_entropy of the logits instead of {form.call} of the logarithm of their softmax",
         lambda form: f"Use cross_entropy of the logits instead of {form.call} of the logarithm of their softmax.",
         lambda _: "loss = F.cross_entropy(logits, target)",
     ),
@@ -168,7 +168,7 @@ TEXTS: dict[str, FormText] = {
         lambda _: "var = (x - x.mean(-1, keepdim=True)).square().mean(-1)",
     ),
     Form.LOGSUMEXP: FormText(
-        lambda form: f"logsumexp for {form.call} of a sum of exponentials",
+        lambda form: f"logsumexp instead of {form.call} of a sum of exponentials",
         lambda form: f"Use logsumexp instead of {form.call} of a sum of exponentials.",
         lambda _: "y = torch.logsumexp(x, dim=-1)",
     ),
