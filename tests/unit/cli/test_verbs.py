@@ -160,6 +160,10 @@ class TestWithoutARun:
         TraceBuilder(tmp_path / shown, created=2.0).close()
         assert ampscope(verb).err.startswith(f"ampscope: no run named; the newest is {shown}\n")
 
+    def test_the_title_tells_it_from_other_runs_of_callbacks(self, ampscope: Command, tmp_path: Path) -> None:
+        run = TraceBuilder(tmp_path / "version_0" / "ampscope").close()
+        assert ampscope("diagnose", run).out.startswith("NOT OBSERVED  version_0/ampscope\n")
+
     def test_all_runs_of_callbacks(self, ampscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         TraceBuilder(tmp_path / "lightning_logs/version_0/ampscope").close()

@@ -30,6 +30,11 @@ def test_it_says_what_broke_where_and_of_which_run(tmp_path: Path) -> None:
     assert tab_of(runs["good"], with_verdict=True).icon == tab_icon()
 
 
+def test_a_run_is_told_from_others_that_a_callback_recorded(tmp_path: Path) -> None:
+    run = take_snapshot(TraceBuilder(tmp_path / "version_3" / "ampscope").close())
+    assert tab_of(run, with_verdict=False).title == "version_3/ampscope - AMPscope"
+
+
 def test_the_icon_tells_states_apart_by_shape_too() -> None:
     calm, problem = (unquote(tab_icon(verdict)) for verdict in (Verdict.HEALTHY, Verdict.PROBLEM))
     paths = [re.search(r'<path d="([^"]+)"', icon) for icon in (calm, problem)]
