@@ -81,8 +81,8 @@ def _recorded(row: FindingRow) -> Finding:
     evidence = details(row.evidence)
     cause = said(Cause, row.cause, Cause.UNKNOWN)
     form = MistakeForm(row.form) if row.form in MistakeForm._value2member_map_ else None
-    reason, trainer = _reason(cause, evidence), str(evidence.get("trainer", ""))
-    return _finding(cause, row.step, source_line(row), form=form, reason=reason, trainer=trainer)
+    reason, framework = _reason(cause, evidence), str(evidence.get("framework", ""))
+    return _finding(cause, row.step, source_line(row), form=form, reason=reason, framework=framework)
 
 
 def _reason(cause: Cause, evidence: dict[str, Any]) -> Reason:
@@ -99,7 +99,7 @@ def _finding(
     *,
     form: MistakeForm | None = None,
     reason: Reason = NOTHING_MORE,
-    trainer: str = "",
+    framework: str = "",
 ) -> Finding:
     return Finding(
         step=step,
@@ -110,7 +110,7 @@ def _finding(
         cause=cause,
         source=source,
         explanation=explained(cause, form, reason),
-        remedies=fixes(cause, form, source, trainer),
+        remedies=fixes(cause, form, source, framework),
     )
 
 

@@ -8,8 +8,8 @@ from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
 from ampscope.analysis.causes.usage import UsageEntry
 from ampscope.analysis.causes.usage.forms import (
-    CLIPPED_IN_TRAINER,
-    EDITED_IN_TRAINER,
+    CLIPPED_IN_FRAMEWORK,
+    EDITED_IN_FRAMEWORK,
     FORMS,
     UNSCALE_FIRST,
     FormEntry,
@@ -37,7 +37,7 @@ def explained(cause: Cause, form: MistakeForm | None, reason: Reason = NOTHING_M
 
 
 def fixes(
-    cause: Cause, form: MistakeForm | None, source: SourceLine | None = None, trainer: str = ""
+    cause: Cause, form: MistakeForm | None, source: SourceLine | None = None, framework: str = ""
 ) -> tuple[Remedy, ...]:
     """What to write instead; the first as a change of the loop that made the mistake, where its file is at hand.
 
@@ -45,9 +45,9 @@ def fixes(
         cause: The mistake.
         form: In which form it was made.
         source: The line that made it.
-        trainer: The framework whose trainer runs the loop, empty where the loop is the user's own.
+        framework: The one that unscales and steps for the user, empty where the loop does.
     """
-    if (hook := _in_trainer(cause, form).get(trainer)) is not None:
+    if (hook := _in_framework(cause, form).get(framework)) is not None:
         return (replace(hook, kind="usage"),)
     fix = _form(form).fix
     found = (fix,) if fix is not None else CATALOGUE[cause].advice(Occurrence())
@@ -55,9 +55,9 @@ def fixes(
     return tuple(replace(each, kind="usage", diff=diff if each is found[0] else None) for each in found)
 
 
-def _in_trainer(cause: Cause, form: MistakeForm | None) -> dict[str, Remedy]:
-    """Where gradients are edited in a loop that a framework runs."""
+def _in_framework(cause: Cause, form: MistakeForm | None) -> dict[str, Remedy]:
+    """Where gradients are edited, by the framework that steps."""
     if cause is Cause.MISUSE_CLIP_BEFORE_UNSCALE:
-        return CLIPPED_IN_TRAINER
+        return CLIPPED_IN_FRAMEWORK
     edits = _form(form).fix is UNSCALE_FIRST or form is MistakeForm.UNSCALED_FOR_ANOTHER
-    return EDITED_IN_TRAINER if edits or (cause is Cause.MISUSE_NO_UNSCALE and form is None) else {}
+    return EDITED_IN_FRAMEWORK if edits or (cause is Cause.MISUSE_NO_UNSCALE and form is None) else {}

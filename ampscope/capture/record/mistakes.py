@@ -9,7 +9,7 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.torch_support.user_line import NOWHERE
-from ampscope.capture.usage.framework_habits import trainer
+from ampscope.capture.usage.framework_habits import framework
 from ampscope.capture.usage.mistake import Mistake
 
 
@@ -31,7 +31,7 @@ class MistakeReport:
         """Writes it down, at the present step unless it has another."""
         step = self._step_of(None) if mistake.step is None else mistake.step
         where, evidence = mistake.place or NOWHERE, dict(mistake.evidence or {})
-        if runs_loop := trainer():
-            evidence["trainer"] = runs_loop
+        if steps_with := framework():
+            evidence["framework"] = steps_with
         self._recorder.finding(mistake.cause, step, where, form=mistake.form, evidence=evidence)
         self._terminal.mistake(mistake.cause, step, where, evidence)

@@ -7,10 +7,12 @@ from types import FrameType
 
 #: Frameworks whose strategies call the user's ``training_step`` inside an autocast region of their own.
 _LIGHTNINGS = frozenset({"lightning", "pytorch_lightning"})
-#: Frameworks with a trainer, and how the names of its modules begin.
-_TRAINERS = (
-    ("lightning", ("lightning.pytorch.", "pytorch_lightning.")),
+#: Frameworks that unscale and step for the user, and how the names of their modules begin; what runs the loop first.
+_STEPPING = (
     ("transformers", ("transformers.trainer",)),
+    ("lightning", ("lightning.pytorch.", "pytorch_lightning.")),
+    ("fabric", ("lightning.fabric.", "lightning_fabric.")),
+    ("accelerate", ("accelerate.",)),
 )
 
 
@@ -31,13 +33,12 @@ def holds_autocast() -> bool:
     return False
 
 
-def trainer() -> str:
-    """The framework whose trainer runs the user's loop, and unscales and steps for it; empty where there is none."""
+def framework() -> str:
+    """The framework in whose hands the present call is, and that unscales and steps for the user; empty without one."""
+    found = set()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        for name, of_trainer in _TRAINERS:
-            if module.startswith(of_trainer):
-                return name
+        found |= {name for name, of_framework in _STEPPING if module.startswith(of_framework)}
         frame = frame.f_back
-    return ""
+    return next((name for name, _ in _STEPPING if name in found), "")

@@ -273,8 +273,8 @@ class FindingRow(NamedTuple):
     line: Int32
     function: str
     code: str
-    evidence: str  #: JSON object: the scales ``was`` and ``starts``, or ``optimizer_steps``; ``trainer``, the framework
-    #: whose trainer runs the loop, where one does
+    evidence: str  #: JSON object: the scales ``was`` and ``starts``, or ``optimizer_steps``; ``framework``, the
+    #: one that unscales and steps for the user, where one does
 
 
 class EventRow(NamedTuple):

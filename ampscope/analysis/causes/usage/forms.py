@@ -14,8 +14,8 @@ def in_loop(text: str, code: str) -> Remedy:
     return Remedy(text=text, code=code, untried=untried.LOOP)
 
 
-#: What is written instead where a framework's trainer unscales and steps, by the framework; clipping, and other edits.
-CLIPPED_IN_TRAINER: dict[str, Remedy] = {
+#: What is written instead where a framework unscales and steps, by the framework: clipping, and other edits.
+CLIPPED_IN_FRAMEWORK: dict[str, Remedy] = {
     "lightning": in_loop(
         text="Clip in this hook of the module: Lightning has unscaled the gradients by then.",
         code="def on_before_optimizer_step(self, optimizer):\n"
@@ -24,11 +24,23 @@ CLIPPED_IN_TRAINER: dict[str, Remedy] = {
     "transformers": in_loop(
         text="Let the Trainer clip: it unscales first.", code="TrainingArguments(..., max_grad_norm=1.0)"
     ),
+    "accelerate": in_loop(
+        text="Clip with the accelerator: it unscales first.",
+        code="accelerator.clip_grad_norm_(model.parameters(), max_norm)",
+    ),
+    "fabric": in_loop(
+        text="Clip with Fabric: it unscales first.",
+        code="fabric.clip_gradients(model, optimizer, max_norm=1.0)",
+    ),
 }
-EDITED_IN_TRAINER: dict[str, Remedy] = {
+EDITED_IN_FRAMEWORK: dict[str, Remedy] = {
     "lightning": in_loop(
         text="Edit gradients in this hook of the module: Lightning has unscaled them by then, once.",
         code="def on_before_optimizer_step(self, optimizer):\n    ...  # edit the gradients here",
+    ),
+    "accelerate": in_loop(
+        text="Unscale with the accelerator, which knows the optimizer within its own.",
+        code="accelerator.unscale_gradients(optimizer)\n...  # edit the gradients here\noptimizer.step()",
     ),
 }
 

@@ -68,8 +68,12 @@ def train(
     bad: float = 1.0,
     micro_batches: int = 1,
     loss_of: Callable[[Any, Tensor, Tensor], Tensor] = loss_outside,
+    clips_itself: bool = False,
 ) -> list[Tensor]:
-    """Trains a small net, the batch of step `BAD` multiplied with ``bad``; its weights afterwards."""
+    """Trains a small net, the batch of step `BAD` multiplied with ``bad``; its weights afterwards.
+
+    ``clips_itself``: with torch, before Fabric unscales.
+    """
     torch.manual_seed(0)
     net = Net()
     model, optimizer = made.setup(net, torch.optim.AdamW(net.parameters(), 1e-3))
@@ -79,6 +83,8 @@ def train(
             for _ in range(micro_batches):
                 x, y = torch.randn(8, WIDTH) * (bad if step == BAD else 1.0), torch.randint(0, CLASSES, (8,))
                 made.backward(loss_of(model, x, y) / micro_batches)
+            if clips_itself:
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             made.clip_gradients(model, optimizer, max_norm=1.0, error_if_nonfinite=False)
             optimizer.step()
             optimizer.zero_grad()

@@ -108,3 +108,10 @@ def test_a_loop_that_fails_is_closed(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="mine"):
         train(fabric("32-true"), WatchCallback(quiet=True, dir=tmp_path / "run"), loss_of=fails)
     assert ampscope.open_run(tmp_path / "run").manifest.closed is not None
+
+
+def test_clipping_by_torch_is_mended_in_terms_of_fabric(tmp_path: Path) -> None:
+    train(fabric("16-mixed"), WatchCallback(quiet=True, dir=tmp_path / "run"), clips_itself=True)
+    (finding,) = ampscope.diagnose(tmp_path / "run").findings
+    assert finding.cause == "misuse_clip_before_unscale"
+    assert finding.remedies[0].code.startswith("fabric.clip_gradients(model, optimizer")

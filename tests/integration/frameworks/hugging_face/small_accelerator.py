@@ -61,6 +61,9 @@ def train(
     *,
     bad: bool = False,
     end: bool = False,
+    clip: Callable[[Accelerator, Any, Any], object] = lambda accelerator, network, _: accelerator.clip_grad_norm_(
+        network.parameters(), 1.0
+    ),
 ) -> dict[str, bytes]:
     """Trains for one epoch; every bit of what is left, and of the losses on the way.
 
@@ -68,6 +71,7 @@ def train(
         accelerator: What trains.
         watch: Called after ``prepare``.
         bad: Whether one batch goes bad.
+        clip: Given the accelerator, the network and its optimizer before each step.
         end: Whether ``end_training`` is called, as those do who use trackers.
     """
     seed_everything()
@@ -87,7 +91,7 @@ def train(
             loss = F.cross_entropy(output, y) + 1e-3 * square_in_half(output)
             accelerator.backward(loss)
             if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(network.parameters(), 1.0)
+                clip(accelerator, network, optimizer)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from accelerate import Accelerator
 
 import ampscope
@@ -71,3 +72,34 @@ def test_a_value_that_does_not_fit(precision: str, options: dict[str, Any], tmp_
 def test_an_accelerator_that_has_prepared_nothing_is_refused() -> None:
     with pytest.raises(WatchError, match=r"after accelerator\.prepare"):
         ampscope.watch(make_accelerator("bf16"))
+
+
+def clip_scaled(accelerator: Any, network: Any, optimizer: Any) -> None:
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+
+
+def clip_what_is_unscaled_twice(accelerator: Any, network: Any, optimizer: Any) -> None:
+    accelerator.scaler.unscale_(optimizer)  # the wrapper; its step unscales for the optimizer within
+    torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("clip", "cause", "code"),
+    [
+        (clip_scaled, "misuse_clip_before_unscale", "accelerator.clip_grad_norm_("),
+        (clip_what_is_unscaled_twice, "misuse_multiple_scalers_update", "accelerator.unscale_gradients(optimizer)"),
+    ],
+)
+def test_a_mistake_is_mended_in_terms_of_the_accelerator(clip: Any, cause: str, code: str, tmp_path: Path) -> None:
+    scopes: list[ampscope.Scope] = []
+
+    def watch(accelerator: Accelerator) -> None:
+        scopes.append(ampscope.watch(accelerator, dir=tmp_path / "run", quiet=True))
+
+    train(make_accelerator("fp16"), watch, clip=clip)
+    scopes[0].close()
+    (finding,) = ampscope.diagnose(tmp_path / "run").findings
+    assert finding.cause == cause
+    assert finding.source is not None
+    assert finding.source.function == clip.__name__
+    assert finding.remedies[0].code.startswith(code)
