@@ -97,7 +97,15 @@ def _around(folder: Path) -> Iterator[Path]:
     end, level = time.monotonic() + _MOST_SECONDS, [folder]
     for _ in range(_LEVELS):
         level = [below for each in level if time.monotonic() < end for below in _folders_in(each)]
-        yield from (each for each in level if time.monotonic() < end and (each / MANIFEST).is_file())
+        yield from (each for each in level if time.monotonic() < end and _has_manifest(each))
+
+
+def _has_manifest(folder: Path) -> bool:
+    """Whether it holds a manifest; one that may not be looked into does not."""
+    try:
+        return (folder / MANIFEST).is_file()
+    except OSError:
+        return False
 
 
 def _folders_in(folder: Path) -> Iterator[Path]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,17 @@ class TestAround:
         run(tmp_path / "run")
         monkeypatch.setattr(find, "_MOST_SECONDS", 0.0)
         assert runs_around(tmp_path) == []
+
+    def test_folders_that_may_not_be_looked_into_are_passed_over(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mine, locked = run(tmp_path / "mine"), run(tmp_path / "locked")
+        stat = os.stat
+
+        def refusing(path: str | Path, **options: bool) -> os.stat_result:
+            if Path(path) == locked / MANIFEST:
+                raise PermissionError(13, "Permission denied", str(path))
+            return stat(path, **options)
+
+        monkeypatch.setattr(os, "stat", refusing)
+        assert runs_around(tmp_path) == [mine]
