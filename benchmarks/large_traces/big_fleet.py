@@ -66,7 +66,7 @@ SWEEP = (
     *(Shape(100, 1, steps) for steps in (10_000, 100_000, 1_000_000)),
 )
 #: Op rows of one run.
-OP_ROWS = (100_000, 1_000_000, 10_000_000)
+OP_ROWS = (100_000, 1_000_000, 10_000_000, 50_000_000, 500_000_000)
 
 
 def write(folder: Path, shape: Shape) -> None:

@@ -1,7 +1,7 @@
 """Draws what the questions of a fleet cost against its size: ``python benchmarks/large_traces/fleet_plot.py JSON SVG``.
 
-Of what ``big_fleet.py --sweep`` has measured: seconds of the processor, asked a second time, by the number of runs and
-by the number of rows in 100 runs; both axes are logarithmic.
+Of what ``big_fleet.py --sweep`` has measured: seconds of the processor, asked a second time, by the number of runs, by
+the number of step rows in 100 runs, and for the ranges of one run by its op rows; both axes are logarithmic.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-WIDTH, HEIGHT, LEFT, TOP, PANEL, DEEP = 760, 330, 60, 40, 290, 230
+WIDTH, HEIGHT, LEFT, TOP, PANEL, DEEP, APART = 1020, 330, 60, 40, 270, 230, 60
 #: Readable on light and on dark ground.
 INK, COLOURS = "#808890", {"duckdb": "#2f86d6", "spark": "#dd7a1f"}
 NAMES = {"duckdb": "DuckDB", "spark": "Spark"}
@@ -26,9 +26,13 @@ def picture(measured: dict[str, Any]) -> str:
     rows = measured["fleet"]
     runs = [each for each in rows if (each["ranks"], each["steps"]) == (1, 200)]
     deep = [each for each in rows if (each["ranks"], each["runs"]) == (1, 100)]
+    panels = (
+        ("fleet: runs of 200 steps", "runs", runs),
+        ("fleet: step rows in 100 runs", "rows", deep),
+        ("ranges of one run: op rows", "rows", measured["ranges"]),
+    )
     drawn = [
-        *_panel(LEFT, "runs of 200 steps", [each["runs"] for each in runs], runs),
-        *_panel(LEFT + PANEL + 70, "step rows in 100 runs", [each["rows"] for each in deep], deep),
+        *(line for number, panel in enumerate(panels) for line in _panel(LEFT + number * (PANEL + APART), *panel)),
         _text(LEFT - 44, TOP - 18, "seconds of the processor", anchor="start"),
     ]
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
@@ -37,7 +41,8 @@ def picture(measured: dict[str, Any]) -> str:
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style} role="img">', title, *drawn, "</svg>\n"])
 
 
-def _panel(left: int, words: str, sizes: Sequence[int], rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _panel(left: int, words: str, size_in: str, rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    sizes = [row[size_in] for row in rows]
     low, high = math.floor(math.log10(min(sizes))), math.ceil(math.log10(max(sizes)))
 
     def across(size: float) -> float:
@@ -55,8 +60,8 @@ def _panel(left: int, words: str, sizes: Sequence[int], rows: Sequence[dict[str,
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
         yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in points)
-        x, y = points[-1]
-        yield f'<text x="{x:.1f}" y="{y + 30:.1f}" text-anchor="end" fill="{colour}">{NAMES[engine]}</text>'
+        x, y = points[0]
+        yield f'<text x="{x:.1f}" y="{y - 12:.1f}" fill="{colour}">{NAMES[engine]}</text>'
 
 
 def _short(size: int) -> str:
