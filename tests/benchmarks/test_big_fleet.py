@@ -44,5 +44,6 @@ def test_what_was_measured_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = json.loads((ROOT / "benchmarks" / "results" / "fleet.json").read_text())
     drawn = importlib.import_module("fleet_plot").picture(measured)
     points = [each for each in ET.fromstring(drawn).iter() if each.tag.endswith("circle")]
-    assert len(points) == 2 * sum(row["ranks"] == 1 for row in measured["fleet"]) + 2
+    shown = sum(row["ranks"] == 1 for row in measured["fleet"]) + 1 + len(measured["ranges"])  # one in two panels
+    assert len(points) == 2 * shown
     assert drawn == (ROOT / "docs" / "pictures" / "fleet.svg").read_text()
