@@ -20,7 +20,7 @@ _LISTED = 5
 #: How deep `runs_around` looks: as deep as ``lightning_logs/version_0/ampscope``.
 _LEVELS = 3
 #: It may be a home folder that it looks around in: at most so many entries of each folder, and seconds.
-_MOST_ENTRIES, _MOST_SECONDS = 5_000, 1.0
+_MOST_ENTRIES, _MOST_SECONDS = 5_000, 3.0
 #: What the callbacks call a run beside a framework's own files: one run's name is like the next one's.
 _BY_A_CALLBACK = re.compile(r"_?ampscope(-[0-9]+)?")
 
