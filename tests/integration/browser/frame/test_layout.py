@@ -36,6 +36,8 @@ MOVED = 0.1
 TOO_WIDE = """() => [document.scrollingElement, document.querySelector("[data-testid=stMain]")]
   .map((one) => one.scrollWidth - one.clientWidth)"""
 
+#: How far words stand from where the element begins.
+INDENTED = "all => all.map(one => getComputedStyle(one).paddingLeft)"
 #: Of names in a tree of modules, the pixels that are left for each beside its indentation.
 ROOM = "all => all.map(one => one.clientWidth - parseFloat(getComputedStyle(one).paddingLeft))"
 
@@ -107,6 +109,9 @@ def test_narrow_windows_have_room_for_heads_names_and_code(browser: Browser, add
     page.locator(".map .name").first.wait_for()
     names = page.locator(".map .name").evaluate_all(ROOM)
     assert min(names) >= 60
+    page.locator(".amp-data tbody tr").first.wait_for()
+    cells = page.locator(".amp-data tbody tr").first.locator("td").evaluate_all(INDENTED)
+    assert set(cells) == {"0px"}  # of a row as a list
     goto(page, address, "plan", run="attention-overflow")
     code = page.locator("[data-testid=stCode] pre").evaluate_all(
         "all => all.map(one => one.scrollWidth - one.clientWidth)"
