@@ -106,9 +106,9 @@ FORMS: dict[MistakeForm, FormEntry] = {
     ),
     MistakeForm.UNSCALED_FOR_ANOTHER: FormEntry(
         sentence=(
-            "The scaler divides these gradients by its scale a second time, so the update shrinks by as much: unscale_ "
-            "was called for another object that holds the same parameters, such as a framework's wrapper of the "
-            "optimizer, and torch counts by object."
+            "The scaler divides these gradients by its scale a second time, so the update shrinks by as much. unscale_ "
+            "had run already, for another object that holds the same parameters (such as a framework's wrapper of the "
+            "optimizer) or before an update(); torch counts by object, and until update()."
         ),
         fix=in_loop(
             text="Unscale once, with the very object that steps.",

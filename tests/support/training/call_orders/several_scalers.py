@@ -177,3 +177,11 @@ def unscaled_for_another_optimizer(watch: Watch) -> None:
     other = torch.optim.SGD(bench.model.parameters(), 1e-3)
     for _ in bench.steps():
         bench.scaler.unscale_(other)
+
+
+@wrong(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE)
+def unscaled_again_after_an_update(watch: Watch) -> None:
+    bench = Bench(watch)
+    for _ in bench.steps():
+        bench.scaler.unscale_(bench.optimizer)
+        bench.scaler.update()
