@@ -13,7 +13,7 @@ from ampscope.analysis.scale.skipped_steps import SkippedStep
 from ampscope.analysis.scale.summary import scale_story
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report.figures.over_steps import scale_stack
-from ampscope.report.html.parts.tiles import NEXT_SCALE
+from ampscope.report.html.parts.tiles import Fact, scale_tile
 from ampscope.report.numbers import UNKNOWN, count, share, value
 from ampscope.report.source_place import place
 from blocks.basics.figure import show_figure
@@ -78,10 +78,10 @@ def history(run: RunSnapshot, optimizer: int | None, attempt: Attempt | None) ->
     show_figure(stack_figure(stack), "scale", "Loss scale", stack.label)
 
 
-def facts(scale: ScaleHistory) -> list[tuple[str, str]]:
+def facts(scale: ScaleHistory) -> list[Fact]:
     """The tiles: now, then, skips."""
     return [
-        (NEXT_SCALE, in_words(scale.current or 0.0)),
+        scale_tile(scale.current or 0.0, filter(None, [scale.health])),
         ("lowest so far", in_words(scale.lowest or 0.0)),
         (f"of all steps skipped ({count(scale.skipped, 'step')})", share(scale.skipped_share, missing=UNKNOWN)),
         (f"skipped of the last {scale.recent_steps:,}", count(scale.recent_skipped)),

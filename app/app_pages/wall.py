@@ -8,11 +8,10 @@ import streamlit as st
 
 from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import Diagnosis
-from ampscope.analysis.words.scale_words import in_words
 from ampscope.report.figures.over_steps import timeline_stack
 from ampscope.report.html.markup import as_html
 from ampscope.report.html.parts.card import what
-from ampscope.report.html.parts.tiles import NEXT_SCALE, Fact
+from ampscope.report.html.parts.tiles import Fact, scale_tile
 from ampscope.report.numbers import count, share, value
 from ampscope.report.terminal.run_list import verdict_in_words
 from ampscope.trace.vocabulary import Verdict
@@ -41,7 +40,7 @@ def wall(run: RunSnapshot) -> None:
     st.html(banner(diagnosis))
     if diagnosis.since:
         paragraph(diagnosis.since)
-    tiles(facts(overview))
+    tiles(facts(overview, diagnosis))
     if run.is_open:
         st.html(pulse_html(pulse_of(run), time.time()))
     if overview.steps:
@@ -62,7 +61,7 @@ def banner(diagnosis: Diagnosis) -> str:
     )
 
 
-def facts(seen: Overview) -> list[Fact]:
+def facts(seen: Overview, diagnosis: Diagnosis) -> list[Fact]:
     """How far it is, and how it goes."""
     loss = seen.loss
     is_finite = bool(loss.steps) and max(loss.nonfinite, default=-1) < loss.steps[-1]
@@ -70,7 +69,7 @@ def facts(seen: Overview) -> list[Fact]:
     return [
         ("optimizer steps", count(seen.steps)),
         *(() if loss.is_empty else (newest,)),
-        *(((NEXT_SCALE, in_words(seen.scale)),) if seen.scale is not None else ()),
+        *((scale_tile(seen.scale, diagnosis.scale),) if seen.scale is not None else ()),
         (f"skipped ({count(seen.skipped, 'step')})", share(seen.skipped_share) if seen.steps else "none yet"),
     ]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ampscope.analysis.overview.overview import Overview
-from ampscope.analysis.results import Diagnosis
+from ampscope.analysis.results import Diagnosis, ScaleHealth
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report.html.markup import as_html
 from ampscope.report.numbers import UNKNOWN, count, seconds, share
@@ -28,8 +28,6 @@ def tiles_html(facts: Sequence[Fact]) -> str:
 def run_tiles(seen: Overview, diagnosis: Diagnosis) -> list[Fact]:
     """A run's extent and cost, most asked first."""
     info = diagnosis.run
-    unwell = [one for one in diagnosis.scale if one.optimizer == seen.optimizer and not one.verdict.is_calm]
-    scale = in_words(seen.scale) if seen.scale is not None else "none"
     versions = [f"{name} {version}" for name, version in info.versions.items() if name in ("torch", "python")]
     took = f", {seconds(seen.step_seconds)} each" if seen.step_seconds is not None else ""
     settled, whole = (share(part, missing=UNKNOWN) for part in (seen.settled_share, seen.observing_share))
@@ -42,12 +40,18 @@ def run_tiles(seen: Overview, diagnosis: Diagnosis) -> list[Fact]:
     return [
         (f"optimizer steps{took}", count(seen.steps)),
         (f"skipped ({count(seen.skipped, 'step')})", share(seen.skipped_share) if seen.steps else "none yet"),
-        *((NEXT_SCALE, scale, one.severity.value) for one in unwell),
-        *(() if unwell else ((NEXT_SCALE, scale),)),
+        scale_tile(seen.scale, [one for one in diagnosis.scale if one.optimizer == seen.optimizer]),
         *observing,
         (f"{count(info.parameters)} parameters", short(info.model, 40) or "unnamed model"),
         (short(", ".join(versions), 60) or "versions unknown", short(info.device, 40) or "device unknown"),
     ]
+
+
+def scale_tile(scale: float | None, health: Iterable[ScaleHealth]) -> Fact:
+    """The scale that the next step is run with; an alarm where its history is not well."""
+    words = in_words(scale) if scale is not None else "none"
+    unwell = next((one for one in health if not one.verdict.is_calm), None)
+    return (NEXT_SCALE, words) if unwell is None else (NEXT_SCALE, words, unwell.severity.value)
 
 
 def thinned_note(seen: Overview) -> str:

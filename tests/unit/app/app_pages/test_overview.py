@@ -90,5 +90,7 @@ def test_a_scale_that_collapsed_is_told_on_its_tile_and_once_in_words(
     next_one = "<b>5.96e-8 (2⁻²⁴)</b><span>loss scale of the next step</span>"
     assert any(f'<div class="amp-tile error">{next_one}' in one for one in shown.raw)
     assert shown.words.count("so a smaller scale is no cure") == 1
+    for page in ("scale", "wall"):
+        assert any(f'<div class="amp-tile error">{next_one}' in one for one in show("fallen", page, real=True).raw)
     calm = show("healthy")
     assert "The loss scale: " not in calm.words
