@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampscope.capture.torch_support.torch_private import storage_key
+from ampscope.capture.torch_support.torch_private import HeldStorages, storage_key
 from ampscope.capture.usage import scale_dependence
+from ampscope.capture.usage.loop_numbers import is_count, is_number, is_one, is_round
 from ampscope.capture.usage.scale_dependence import CONSTANT, SCALED, ScaleDependence
 
 #: A scale below this is too easily a number of the loop's own.
@@ -20,11 +21,7 @@ _SMALLEST_SCALE = 64
 #: A factor of the whole loss that is this large is there for float16.
 _CLEARLY_SCALE = 512
 _TIMES = frozenset(("mul", "imul", "rmul", "multiply"))
-#: Micro-batches by which a loop may divide together with the scale.
-_MOST_PARTS = 4096
 _MOST_ELEMENTS = 1 << 16  #: of the seeds of a backward that are looked at
-_ROUNDING = 1e-6
-_LARGEST_INT = 1 << 62
 
 Memory = tuple[int, int]  #: a storage and the offset in it
 
@@ -40,6 +37,7 @@ class FollowedValues:
         self._present = gradients
         self._gradients: dict[Memory, ScaleDependence] | None = None  # None: not looked at since backward
         self._storages: set[int] = set()
+        self._held = HeldStorages()  # so that what takes the place of a gradient that is gone is none
         self._ids: set[int] = set()
         self._tensors: dict[int, tuple[weakref.ref[Tensor], ScaleDependence]] = {}
         self.scales: deque[float] = deque(maxlen=8)  #: numbers the loop got by asking for the scale
@@ -70,6 +68,7 @@ class FollowedValues:
         """Gradients are scaled ones again, and may be other tensors."""
         self._gradients = None
         self._storages.clear()
+        self._held.release()
         self._ids.clear()
 
     def new_iteration(self) -> None:
@@ -85,7 +84,9 @@ class FollowedValues:
         if self._gradients is None:
             self._gradients = {}
             present = [gradient for gradient in self._present() if gradient.layout is torch.strided]
-            self._storages, self._ids = {storage_key(each) for each in present}, {id(each) for each in present}
+            self._ids = {id(each) for each in present}
+            for each in present:
+                self._add_storage(each)
 
     def is_in_gradient(self, tensor: Tensor) -> bool:
         """Whether a tensor is a gradient, or a view of one: it is looked up by its memory."""
@@ -97,7 +98,7 @@ class FollowedValues:
 
     def gradient_assigned(self, source: Tensor) -> None:
         """A parameter was given ``source`` for its gradient, or a gradient its memory."""
-        self._storages.add(storage_key(source))
+        self._add_storage(source)
 
     def gradient_written(self, tensor: Tensor, dependence: ScaleDependence) -> None:
         """A gradient, or a view of one, was overwritten with a value that depends on the scale like this."""
@@ -119,7 +120,7 @@ class FollowedValues:
         for value in values:
             if id(value) in self._tensors or isinstance(value, (list, tuple)):
                 return True
-            if self.scales and _is_number(value) and self._of_number(float(value)) != CONSTANT:
+            if self.scales and is_number(value) and self._of_number(float(value)) != CONSTANT:
                 return True
         return False
 
@@ -133,28 +134,32 @@ class FollowedValues:
         if isinstance(value, (list, tuple)):
             found = filter(CONSTANT.__ne__, map(self.dependence_of, value))
             return max(found, key=lambda each: (bool(each.inhomogeneous), abs(each.degree)), default=CONSTANT)
-        return self._of_number(float(value)) if _is_number(value) else CONSTANT
+        return self._of_number(float(value)) if is_number(value) else CONSTANT
 
     def dependence_of_threshold(self, value: Any) -> ScaleDependence:
         """The same for a threshold, which counts as scaled too when it is a round number times the scale."""
         found = self.dependence_of(value)
-        if found == CONSTANT and isinstance(value, float) and any(_is_round(value / scale) for scale in self.scales):
-            return SCALED
-        return found
+        ratios = [abs(value / scale) for scale in self.scales] if isinstance(value, float) else []
+        return SCALED if found == CONSTANT and any(map(is_round, ratios)) else found
 
     def takes_scale_out(self, number: Any) -> bool:
         """Whether a factor of scaled gradients holds one over the scale, with a learning rate in it or without.
 
         A learning rate alone has few digits; over a scale it has many.
         """
-        factor = abs(float(number)) if _is_number(number) else 0.0
+        factor = abs(float(number)) if is_number(number) else 0.0
         rates = [factor * scale for scale in self.scales] if 0 < factor < math.inf else []
         return any(
-            abs(rate - 1) <= _ROUNDING
+            is_one(rate)
             or (rate <= 1 and scale >= _CLEARLY_SCALE)
-            or (not _is_round(factor) and (_is_round(rate) or _is_count(1.0 / rate)))
+            or (not is_round(factor) and (is_round(rate) or is_count(1.0 / rate)))
             for rate, scale in zip(rates, self.scales, strict=False)
         )
+
+    def _add_storage(self, gradient: Tensor) -> None:
+        key = storage_key(gradient)
+        self._storages.add(key)
+        self._held.hold(key, gradient)
 
     def _of_gradient(self, tensor: Tensor) -> ScaleDependence:
         memory = self._memory(tensor)
@@ -168,12 +173,11 @@ class FollowedValues:
         return (key, int(tensor.storage_offset())) if key in self._storages else None
 
     def _of_number(self, number: float) -> ScaleDependence:
-        """A multiple of the scale, or one over such a multiple; every other number is a constant."""
+        """A multiple of the scale, or one over such a multiple, of either sign; every other number is a constant."""
         for scale in self.scales if math.isfinite(number) else ():
-            ratio = number / scale
-            if _is_count(ratio):
+            if is_count(abs(number) / scale):
                 return ScaleDependence(1.0, of_scale=True)
-            if number and _is_count(1.0 / (number * scale)):
+            if number and is_count(1.0 / (abs(number) * scale)):
                 return ScaleDependence(-1.0, of_scale=True)
         return CONSTANT
 
@@ -233,7 +237,7 @@ class HandScale:
         if name in _TIMES:
             for factor, other in (args[:2], args[1::-1]):
                 self._multiplies(factor, other)
-        elif scale_dependence.divides(name) and _is_number(args[1]) and args[1]:
+        elif scale_dependence.divides(name) and is_number(args[1]) and args[1]:
             self._takes(1.0 / args[1])
 
     def _multiplies(self, factor: Any, other: Any) -> None:
@@ -242,7 +246,7 @@ class HandScale:
             self._takes(factor)
 
     def _takes(self, factor: Any) -> None:
-        if _is_number(factor):
+        if is_number(factor):
             self._values.scale_read(float(factor))
         elif _may_be_scale(factor) and self._values.dependence_of(factor) == CONSTANT:
             self._values.follow(factor, ScaleDependence(1.0, of_scale=True))
@@ -284,17 +288,3 @@ def _is_inverse(values: FollowedValues, value: Any) -> bool:
     """Whether a tensor is one over the scale, times a constant."""
     found = values.dependence_of(value) if isinstance(value, Tensor) else CONSTANT
     return found.of_scale and found.degree == -1
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) < _LARGEST_INT and value is not True)
-
-
-def _is_count(ratio: float) -> bool:
-    whole = round(ratio) if 0.5 < ratio < _MOST_PARTS + 1 else 0
-    return whole >= 1 and abs(ratio - whole) <= _ROUNDING * ratio
-
-
-def _is_round(number: float) -> bool:
-    """Whether a number has three digits at most."""
-    return 0 < number < math.inf and abs(float(f"{number:.3g}") - number) <= _ROUNDING * number

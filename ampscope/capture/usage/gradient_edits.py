@@ -12,8 +12,8 @@ from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls.function_names import is_in_place
 from ampscope.capture.torch_support.user_line import Place, user_place
 from ampscope.capture.usage import scale_dependence
-from ampscope.capture.usage.clip_factors import ClipFactors
 from ampscope.capture.usage.followed_values import FollowedValues
+from ampscope.capture.usage.loop_numbers import ClipFactors
 from ampscope.capture.usage.mistake import Mistake
 from ampscope.capture.usage.scale_dependence import CONSTANT, SCALED, ScaleDependence
 from ampscope.trace.vocabulary import Cause, MistakeForm

@@ -107,6 +107,19 @@ def two_forwards_to_a_step(watch: Watch) -> Any:
 
 
 @right
+def losses_where_thrown_away_gradients_were(watch: Watch) -> Any:
+    """A probing backward before each step; what the allocator gives the next loss is the memory of its gradients."""
+    bench = Bench(watch)
+    for _ in range(10 * STEPS):
+        bench.scaled()
+        bench.optimizer.zero_grad()
+        losses = [bench.loss() * 0.25 for _ in range(4)]
+        bench.scaler.scale(torch.stack(losses).sum()).backward()
+        bench.step()
+    return bench.state
+
+
+@right
 def an_auxiliary_model_in_float32(watch: Watch) -> Any:
     bench, other = Bench(watch), nn.Linear(WIDTH, 1)
     for _ in range(STEPS):

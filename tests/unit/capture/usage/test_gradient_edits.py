@@ -144,6 +144,18 @@ def clipped_in_units_of_the_scale(bench: Bench) -> None:
 
 
 @right
+def clipped_by_value_in_units_of_the_scale(bench: Bench) -> None:
+    nn.utils.clip_grad_value_(bench.parameters, 0.1 * bench.scaler.get_scale())
+
+
+@right
+def held_within_the_scale(bench: Bench) -> None:
+    scale = bench.scaler.get_scale()
+    for gradient in bench.gradients:
+        gradient.clamp_(-scale, scale)
+
+
+@right
 def unscaled_clipped_and_scaled_again(bench: Bench) -> None:
     scale = bench.scaler.get_scale()
     for gradient in bench.gradients:

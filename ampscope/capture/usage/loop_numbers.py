@@ -1,14 +1,19 @@
-"""Recognises clip factors that a loop computed in Python from gradient norms: no tensor shows where they come from."""
+"""Recognises numbers that a loop computed in Python, clip factors above all: no tensor shows where they come from."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any, TypeGuard
 
 #: Thresholds remembered within a run.
 _MOST = 4096
 #: How far a threshold may be off that is told from a norm in float32 and a factor with an eps in it.
 _OFF = 2e-6
+#: Micro-batches by which a loop may divide together with the scale.
+_MOST_PARTS = 4096
+_ROUNDING = 1e-6
+_LARGEST_INT = 1 << 62
 
 
 class ClipFactors:
@@ -67,3 +72,24 @@ def _rounded(number: float) -> float | None:
         return None
     short = float(f"{number:.3g}")
     return short if abs(short - number) <= _OFF * number else None
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value is a number that a float holds."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < _LARGEST_INT and value is not True)
+
+
+def is_one(ratio: float) -> bool:
+    """Whether a ratio is that of two equal numbers."""
+    return abs(ratio - 1) <= _ROUNDING
+
+
+def is_count(ratio: float) -> bool:
+    """Whether a ratio is a whole number, small enough for one of micro-batches."""
+    whole = round(ratio) if 0.5 < ratio < _MOST_PARTS + 1 else 0
+    return whole >= 1 and abs(ratio - whole) <= _ROUNDING * ratio
+
+
+def is_round(number: float) -> bool:
+    """Whether a number has three digits at most."""
+    return 0 < number < math.inf and abs(float(f"{number:.3g}") - number) <= _ROUNDING * number
