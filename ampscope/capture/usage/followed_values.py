@@ -86,7 +86,7 @@ class FollowedValues:
             present = [gradient for gradient in self._present() if gradient.layout is torch.strided]
             self._ids = {id(each) for each in present}
             for each in present:
-                self._add_storage(each)
+                self.gradient_assigned(each)
 
     def is_in_gradient(self, tensor: Tensor) -> bool:
         """Whether a tensor is a gradient, or a view of one: it is looked up by its memory."""
@@ -98,7 +98,9 @@ class FollowedValues:
 
     def gradient_assigned(self, source: Tensor) -> None:
         """A parameter was given ``source`` for its gradient, or a gradient its memory."""
-        self._add_storage(source)
+        key = storage_key(source)
+        self._storages.add(key)
+        self._held.hold(key, source)
 
     def gradient_written(self, tensor: Tensor, dependence: ScaleDependence) -> None:
         """A gradient, or a view of one, was overwritten with a value that depends on the scale like this."""
@@ -155,11 +157,6 @@ class FollowedValues:
             or (not is_round(factor) and (is_round(rate) or is_count(1.0 / rate)))
             for rate, scale in zip(rates, self.scales, strict=False)
         )
-
-    def _add_storage(self, gradient: Tensor) -> None:
-        key = storage_key(gradient)
-        self._storages.add(key)
-        self._held.hold(key, gradient)
 
     def _of_gradient(self, tensor: Tensor) -> ScaleDependence:
         memory = self._memory(tensor)
