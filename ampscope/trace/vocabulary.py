@@ -95,6 +95,7 @@ class MistakeForm(StrEnum):
     UNSCALE_EACH_MICROBATCH = "unscale_each_microbatch"  #: ``unscale_`` again after a further backward
     UNSCALE_TWICE = "unscale_twice"  #: ``unscale_`` twice for one step
     UNSCALED_FOR_ANOTHER = "unscaled_for_another"  #: divided already, for another object with the same parameters
+    SCALED_TWICE = "scaled_twice"  #: ``scale`` of what it has scaled already
     UPDATE_MISSING = "update_missing"  #: a second step or ``unscale_`` without ``update`` in between
     NOTHING_TO_UPDATE = "nothing_to_update"  #: ``update`` although nothing was unscaled since the last
     UPDATE_IN_BETWEEN = "update_in_between"  #: ``update`` between backward and a step

@@ -101,6 +101,7 @@ _ALSO_DONE = {
     Cause.MISUSE_MULTIPLE_SCALERS_UPDATE: (
         MistakeForm.UPDATE_IN_BETWEEN,
         MistakeForm.UNSCALED_FOR_ANOTHER,
+        MistakeForm.SCALED_TWICE,
         MistakeForm.ANOTHER_SCALER,
         MistakeForm.UPDATE_MISSING,
     ),

@@ -11,6 +11,7 @@ from ampscope.analysis.causes.usage.forms import (
     CLIPPED_IN_FRAMEWORK,
     EDITED_IN_FRAMEWORK,
     FORMS,
+    SCALED_IN_FRAMEWORK,
     UNSCALE_FIRST,
     FormEntry,
 )
@@ -56,7 +57,9 @@ def fixes(
 
 
 def _in_framework(cause: Cause, form: MistakeForm | None) -> dict[str, Remedy]:
-    """Where gradients are edited, by the framework that steps."""
+    """Where gradients are edited or losses scaled, by the framework that steps."""
+    if form is MistakeForm.SCALED_TWICE:
+        return SCALED_IN_FRAMEWORK
     if cause is Cause.MISUSE_CLIP_BEFORE_UNSCALE:
         return CLIPPED_IN_FRAMEWORK
     edits = _form(form).fix is UNSCALE_FIRST or form is MistakeForm.UNSCALED_FOR_ANOTHER

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support.user_line import Place
-from ampscope.capture.usage.gradient_scales import ScalerNumbers
 from ampscope.capture.usage.mistake import Mistake
+from ampscope.capture.usage.scaled_losses import ScalerNumbers
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 

@@ -15,11 +15,11 @@ from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
-from ampscope.capture.torch_support.torch_private import node_sequence_number
 from ampscope.capture.torch_support.user_line import user_place
 from ampscope.capture.usage.followed_values import FollowedValues
 from ampscope.capture.usage.mistake import Mistake
 from ampscope.capture.usage.scale_dependence import FREE
+from ampscope.capture.usage.scaled_losses import UNSCALED, ScalerNumbers
 from ampscope.trace.vocabulary import Cause
 
 #: A loop may make up to as many steps in a row without effect on purpose, less one: it leaves out a bad batch. Where
@@ -27,51 +27,6 @@ from ampscope.trace.vocabulary import Cause
 _ON_PURPOSE = 3
 #: Functions that set tensors to zero.
 _EMPTYING = frozenset(("zero_", "_foreach_zero_"))
-#: Nodes of loss code looked at between a backward's root and the scaling of its loss.
-_MOST_NODES = 500
-
-ScalerNumbers = frozenset[int | None]  #: numbers of scalers; None for a loss that no scaler scaled
-
-UNSCALED: ScalerNumbers = frozenset({None})
-
-
-class ScaledLosses:
-    """Knows which scaler has scaled the loss that a backward starts from."""
-
-    def __init__(self) -> None:
-        self._by_number: dict[int, int] = {}  # of the autograd node that multiplied by the scale -> scaler
-
-    def scaled(self, scaler: int, outputs: Any) -> None:
-        """A scaler returned these outputs."""
-        for tensor in tensor_tree.tensors(outputs):
-            if tensor.grad_fn is not None:
-                self._by_number[node_sequence_number(tensor.grad_fn)] = scaler
-
-    def clear(self) -> None:
-        """A step is over."""
-        self._by_number.clear()
-
-    def scalers_of(self, roots: Iterable[Tensor]) -> ScalerNumbers:
-        """The scalers whose scaling leads to ``roots``; `UNSCALED` without any.
-
-        A node's number is larger than those of the nodes it leads to, so only what the loop did after scaling is
-        walked.
-        """
-        if not self._by_number:
-            return UNSCALED
-        earliest = min(self._by_number)
-        front = [root.grad_fn for root in roots if root.grad_fn is not None]
-        found: set[int | None] = set()
-        visited: set[int] = set()
-        while front and len(visited) < _MOST_NODES:
-            node = front.pop()
-            number = node_sequence_number(node)
-            if number in self._by_number:
-                found.add(self._by_number[number])
-            elif number >= earliest and number not in visited:
-                visited.add(number)
-                front += [each for each, _ in node.next_functions if each is not None and each.next_functions]
-        return frozenset(found) or UNSCALED
 
 
 class GradientScales:
@@ -259,6 +214,21 @@ class PartlyUnscaled:
                     self._values.gradient_written(gradient, FREE)
             self._is_so = any(self._values.dependence_of(each).degree for each in self._scales.gradients())
         return self._is_so
+
+
+class HalfGradients:
+    """Recognises gradients that are float16 themselves, since their parameters are: no scaler unscales those."""
+
+    def __init__(self) -> None:
+        self._checked: set[int] = set()  # ids of optimizers
+
+    def check(self, optimizer: Optimizer, parameters: Iterable[Tensor]) -> Mistake | None:
+        """The mistake; the gradients of each optimizer are looked at once."""
+        if id(optimizer) in self._checked:
+            return None
+        self._checked.add(id(optimizer))
+        half = [p for p in parameters if p.grad is not None and p.grad.dtype is torch.float16]
+        return Mistake(Cause.HALF_PARAMS, user_place(), evidence={"parameters": len(half)}) if half else None
 
 
 def _nothing() -> None:

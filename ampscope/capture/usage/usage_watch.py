@@ -17,10 +17,10 @@ from ampscope.capture.usage import framework_habits
 from ampscope.capture.usage.call_order import CallOrder
 from ampscope.capture.usage.followed_values import FollowedValues, HandScale
 from ampscope.capture.usage.gradient_edits import GradientEdits
-from ampscope.capture.usage.gradient_scales import UNSCALED, GradientScales, PartlyUnscaled, ScaledLosses
-from ampscope.capture.usage.half_gradients import HalfGradients
+from ampscope.capture.usage.gradient_scales import GradientScales, HalfGradients, PartlyUnscaled
 from ampscope.capture.usage.mistake import Mistake, ReportMistake
-from ampscope.capture.usage.scale_dependence import ScaleDependence
+from ampscope.capture.usage.scale_dependence import CONSTANT, ScaleDependence
+from ampscope.capture.usage.scaled_losses import UNSCALED, ScaledLosses
 from ampscope.capture.usage.scaler_handover import ScalerHandovers
 from ampscope.capture.usage.scheduler_steps import SchedulerSteps
 from ampscope.trace.vocabulary import Cause, MistakeForm
@@ -110,7 +110,7 @@ class UsageWatch:
             seeds = tensor_tree.tensors(kwargs.get("grad_outputs", args[2] if len(args) > 2 else None))
             roots = list(tensor_tree.tensors(args[0]))
             by_hand = self._scaled_by_hand(roots, list(seeds))
-            if by_hand or self._losses.scalers_of(roots) != UNSCALED:
+            if self._losses.scalers_of(roots) != UNSCALED or by_hand:
                 self._edits.scaled_anew(result)
             self._by_hand.in_gradients |= by_hand
             return
@@ -162,12 +162,18 @@ class UsageWatch:
             outputs: What it returned.
             scale: The tensor it keeps its scale in.
         """
-        self._losses.scaled(scaler, outputs)
-        self._values.scale_tensor(scale)
-        self._handovers.scaled_by(scaler, scale)
-        if any(_depends(self._values.dependence_of(loss)) for loss in inputs):
+        if self._losses.has_scaled(scaler, (each for each in inputs if self._values.dependence_of(each).degree > 0)):
+            mistake = Mistake.here(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, MistakeForm.SCALED_TWICE)
+            self._report(mistake, self._step_of(None))
+        elif any(_depends(self._values.dependence_of(loss)) for loss in inputs):
             mistake = Mistake.here(Cause.MISUSE_NO_UNSCALE, MistakeForm.LOSS_OF_SCALED_GRADIENTS)
             self._report(mistake, self._step_of(None))
+        self._losses.scaled(scaler, outputs)
+        self._values.scale_tensor(scale)
+        for loss in tensor_tree.tensors(outputs):
+            if self._values.dependence_of(loss) == CONSTANT:
+                self._values.follow(loss, ScaleDependence(1.0, of_scale=True))
+        self._handovers.scaled_by(scaler, scale)
 
     def scale_read(self, scale: float) -> None:
         """The loop asked a scaler for its scale."""

@@ -30,7 +30,7 @@ from tests.support.printed import printed
 from tests.support.trace_builder import TraceBuilder
 
 #: Forms of a mistake that were not known when these traces were written.
-NEWER = {MistakeForm.NOTHING_SCALED, MistakeForm.UNSCALED_FOR_ANOTHER}
+NEWER = {MistakeForm.NOTHING_SCALED, MistakeForm.UNSCALED_FOR_ANOTHER, MistakeForm.SCALED_TWICE}
 VERSION_1 = Path(__file__).parent / "version_1"
 RUNS = sorted(manifest.parent.name for manifest in VERSION_1.glob(f"*/{MANIFEST}"))
 

@@ -43,6 +43,17 @@ EDITED_IN_FRAMEWORK: dict[str, Remedy] = {
         code="accelerator.unscale_gradients(optimizer)\n...  # edit the gradients here\noptimizer.step()",
     ),
 }
+SCALED_IN_FRAMEWORK: dict[str, Remedy] = {
+    "lightning": in_loop(
+        text="Pass the loss as it is: manual_backward scales it, as does automatic optimization.",
+        code="self.manual_backward(loss)",
+    ),
+    "transformers": in_loop(text="Return the loss as it is: the Trainer scales it.", code="return loss"),
+    "accelerate": in_loop(
+        text="Pass the loss as it is: the accelerator's backward scales it.", code="accelerator.backward(loss)"
+    ),
+    "fabric": in_loop(text="Pass the loss as it is: Fabric's backward scales it.", code="fabric.backward(loss)"),
+}
 
 UNSCALE_FIRST = in_loop(
     text="Unscale first, then look at the gradients or change them.",
@@ -114,6 +125,13 @@ FORMS: dict[MistakeForm, FormEntry] = {
             text="Unscale once, with the very object that steps.",
             code="scaler.unscale_(optimizer)\n...  # edit the gradients here\nscaler.step(optimizer)",
         ),
+    ),
+    MistakeForm.SCALED_TWICE: FormEntry(
+        sentence=(
+            "This loss has been scaled already, and is scaled a second time; unscaling divides once, so the update is "
+            "too large by the scale."
+        ),
+        fix=in_loop(text="Scale the loss once.", code="scaler.scale(loss).backward()\nscaler.step(optimizer)"),
     ),
     MistakeForm.UPDATE_MISSING: FormEntry(
         sentence=(

@@ -103,3 +103,21 @@ def test_a_mistake_is_mended_in_terms_of_the_accelerator(clip: Any, cause: str, 
     assert finding.source is not None
     assert finding.source.function == clip.__name__
     assert finding.remedies[0].code.startswith(code)
+
+
+def test_a_loss_that_is_scaled_by_hand_is_scaled_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = make_accelerator("fp16")
+    scales: Any = accelerator.backward
+
+    def scale_and_backward(loss: torch.Tensor) -> None:
+        scales(accelerator.scaler.scale(loss))
+
+    monkeypatch.setattr(accelerator, "backward", scale_and_backward)
+    scopes: list[ampscope.Scope] = []
+    train(accelerator, lambda each: scopes.append(ampscope.watch(each, dir=tmp_path / "run", quiet=True)))
+    scopes[0].close()
+    (finding,) = ampscope.diagnose(tmp_path / "run").findings
+    assert "scaled already" in finding.explanation
+    assert finding.source is not None
+    assert finding.source.code == "scales(accelerator.scaler.scale(loss))"
+    assert finding.remedies[0].code == "accelerator.backward(loss)"

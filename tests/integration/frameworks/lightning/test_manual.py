@@ -108,3 +108,21 @@ def test_gradients_unscaled_for_the_wrapper_are_unscaled_twice(tmp_path: Path) -
     assert finding.source is not None
     assert finding.source.code == "plugin.scaler.unscale_(optimizer)"
     assert "on_before_optimizer_step" in finding.remedies[0].code
+
+
+class ScaledByHand(Gan):
+    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        plugin: Any = self.trainer.precision_plugin
+        super().manual_backward(plugin.scaler.scale(loss), *args, **kwargs)
+
+
+def test_a_loss_that_is_scaled_by_hand_is_scaled_twice(tmp_path: Path) -> None:
+    callback = WatchCallback(quiet=True)
+    model = ScaledByHand(toggles=True, clips=False)
+    trainer(tmp_path, callback, plugins=scaled()).fit(model, loader(batches(4)))
+    assert callback.scope is not None
+    (finding,) = ampscope.diagnose(callback.scope.folder).findings
+    assert "scaled already" in finding.explanation
+    assert finding.source is not None
+    assert finding.source.code == "super().manual_backward(plugin.scaler.scale(loss), *args, **kwargs)"
+    assert finding.remedies[0].code == "self.manual_backward(loss)"

@@ -96,6 +96,62 @@ def scaled_losses_added_up(watch: Watch) -> Any:
 
 
 @right
+def losses_scaled_one_after_the_other(watch: Watch) -> Any:
+    bench = Bench(watch)
+    for _ in range(STEPS):
+        bench.optimizer.zero_grad()
+        one = bench.scaler.scale(bench.loss())
+        other = bench.scaler.scale(bench.loss(-1.0) * (1.0 + one.detach() / bench.scaler.get_scale()))
+        (one + other).backward()
+        bench.step()
+    return bench.state
+
+
+@right
+def a_scaled_loss_unscaled_and_scaled_again(watch: Watch) -> Any:
+    bench = Bench(watch)
+    for _ in range(STEPS):
+        bench.optimizer.zero_grad()
+        plain = bench.scaler.scale(bench.loss()) / bench.scaler.get_scale()
+        bench.scaler.scale(plain).backward()
+        bench.step()
+    return bench.state
+
+
+@right
+def a_penalty_on_unscaled_gradients_of_a_scaled_loss(watch: Watch) -> Any:
+    bench = Bench(watch)
+    for _ in range(STEPS):
+        bench.optimizer.zero_grad()
+        loss = bench.loss()
+        scaled = torch.autograd.grad(bench.scaler.scale(loss).square(), bench.parameters, create_graph=True)
+        inverse = 1.0 / bench.scaler.get_scale() ** 2
+        penalty = sum((gradient * inverse).square().sum() for gradient in scaled)
+        bench.scaler.scale(loss + penalty).backward()
+        bench.step()
+    return bench.state
+
+
+@wrong(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE)
+def a_loss_scaled_twice(watch: Watch) -> None:
+    bench = Bench(watch, scale=64.0)
+    for _ in range(STEPS):
+        bench.optimizer.zero_grad()
+        bench.scaler.scale(bench.scaler.scale(bench.loss())).backward()
+        bench.step()
+
+
+@wrong(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE)
+def parts_of_a_loss_scaled_and_then_their_mean(watch: Watch) -> None:
+    bench = Bench(watch, scale=64.0)
+    for _ in range(STEPS):
+        bench.optimizer.zero_grad()
+        parts = [bench.scaler.scale(bench.loss(sign)) for sign in (1.0, -1.0)]
+        bench.scaler.scale(sum(parts) / 2).backward()
+        bench.step()
+
+
+@right
 def a_loss_multiplied_by_the_scale_by_hand(watch: Watch) -> Any:
     bench = Bench(watch)
     bench.scaled()
