@@ -8,6 +8,7 @@ of their counterpart, to the op that made exact zeros of operands which had lost
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, Iterator
 from enum import StrEnum
 from functools import cache
@@ -195,7 +196,7 @@ def _mass(row: OpRow) -> float | None:
         return None
     if seen.exp_low is None or seen.exp_counts is None:
         return 0.0
-    return sum(count * math.ldexp(1.5, seen.exp_low + place) for place, count in enumerate(seen.exp_counts))
+    return sum(count * _magnitude(seen.exp_low + place) for place, count in enumerate(seen.exp_counts))
 
 
 def _typical(row: OpRow) -> float:
@@ -207,8 +208,13 @@ def _typical(row: OpRow) -> float:
     for exponent, count in enumerate(seen.exp_counts, seen.exp_low):
         left -= count
         if left <= 0:
-            return math.ldexp(1.5, exponent)
+            return _magnitude(exponent)
     return 1.0
+
+
+def _magnitude(exponent: int) -> float:
+    """Of an element with that exponent; that of a damaged trace may be any number."""
+    return math.ldexp(1.5, min(exponent, sys.float_info.max_exp - 1))
 
 
 def _at_bound(row: OpRow) -> int:

@@ -6,7 +6,7 @@ import streamlit as st
 from streamlit.navigation.page import StreamlitPage
 
 from blocks.basics.page_links import kept_query
-from blocks.components.habits.listeners import fold_side_bar
+from blocks.components.habits.listeners import draw_again, fold_side_bar
 from state.pages import Page
 
 
@@ -22,3 +22,4 @@ def page_links(run: str, world: int) -> None:
             if page.is_offered(world):
                 st.page_link(page.file, label=page.title, icon=page.icon, query_params={**kept_query(), "run": run})
     fold_side_bar()
+    draw_again()

@@ -144,6 +144,36 @@ def test_a_run_is_opened_from_the_list(watched: Watched, address: str) -> None:
     expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()  # the choice was for once
 
 
+#: Lets a page's latest message to the server be sent once more.
+_KEEP_SENT = """{
+  const send = WebSocket.prototype.send;
+  WebSocket.prototype.send = function (message) {
+    window.sendAgain = () => send.call(this, message);
+    return send.call(this, message);
+  };
+}"""
+
+
+def test_a_late_answer_to_the_page_before_leaves_the_page_there(watched: Watched, address: str) -> None:
+    """Streamlit takes the page's elements away when a part that another page has asked for is drawn."""
+    page = watched.page
+    page.add_init_script(_KEEP_SENT)
+    goto(page, address, "scale", run="overflow")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("softmax")
+    expect(page.get_by_role("option").last).to_contain_text("softmax")  # the server has answered
+    page.evaluate("window.late = window.sendAgain")
+    page.keyboard.press("Escape")
+    page.locator("[data-testid=stSidebar] [data-testid=stPageLink-NavLink]").filter(has_text="Overview").click()
+    card = page.locator("[data-testid=stMain] .amp-card").first
+    expect(card).to_be_visible()
+    settle(page)
+    page.evaluate("window.late()")
+    expect(card).to_be_hidden()
+    expect(card).to_be_visible()
+    assert watched.complaints == []
+
+
 def test_a_mark_on_the_time_line_leads_to_what_it_stands_for(watched: Watched, address: str) -> None:
     page = watched.page
     page.set_viewport_size({"width": 1280, "height": 1800})

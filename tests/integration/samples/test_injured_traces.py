@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -82,9 +83,21 @@ def test_a_word_that_no_ampscope_has_written_ends_nothing(tmp_path: Path, table:
         precision(opened)
 
 
-@pytest.mark.parametrize("number", [22239, 23225, 60191], ids=["too few shapes", "no shapes", "a tiny loss scale"])
-def test_an_injury_that_once_ended_in_a_traceback(tmp_path: Path, number: int) -> None:
-    _survives(SAMPLES / "attention-overflow", tmp_path / "run", number, diagnosed=True)
+@pytest.mark.parametrize(
+    ("sample", "number"),
+    [
+        pytest.param("attention-overflow", 22239, id="too few shapes"),
+        pytest.param("attention-overflow", 23225, id="no shapes"),
+        pytest.param("attention-overflow", 60191, id="a tiny loss scale"),
+        pytest.param("healthy", 439, id="more than can be counted"),
+        pytest.param("log-zero", 264, id="an exponent beyond all numbers"),
+    ],
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_an_injury_that_once_ended_in_a_traceback(tmp_path: Path, sample: str, number: int) -> None:
+    _survives(SAMPLES / sample, tmp_path / "run", number, diagnosed=True)
+    with suppress(AmpscopeError):
+        _tell(tmp_path / "run", page=True)
 
 
 def test_a_small_file_of_many_rows_is_not_read(small: Path, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ _NOT_LOST = (
     "NULL::FLOAT AS beside, NULL::BIGINT AS zeros, NULL::BIGINT AS subnormals, NULL::BIGINT AS measured, "
     "NULL::BIGINT AS flushed, NULL::BIGINT AS judged"
 )
+#: More than can be counted: only a damaged trace says so.
+_MOST_COUNTED = 2.0**62
 _KEY = "site, out, source"
 #: More steps than this of which more was recorded than usual are not asked for apart.
 FEW = 400
@@ -193,7 +195,7 @@ class _Sums:
 
     def _summed(self, values: FloatArray) -> list[int]:
         sums = np.bincount(self._numbers, weights=values[self._kept], minlength=self._count)
-        told: list[int] = sums.astype(np.int64).tolist()
+        told: list[int] = np.clip(sums, -_MOST_COUNTED, _MOST_COUNTED).astype(np.int64).tolist()
         return told
 
     def of(self, number: int, place: Place, courses: _Courses) -> Magnitudes:

@@ -19,3 +19,5 @@ def _listener(name: str) -> Callable[[], object]:
 fold_side_bar = _listener("side_bar_fold")
 #: The keys that the page's buttons name work right after a choice in a select box.
 release_keyboard = _listener("keyboard_release")
+#: A page that an answer to the one before has taken off the screen is drawn again.
+draw_again = _listener("blank_page")
