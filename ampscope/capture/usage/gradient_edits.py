@@ -13,7 +13,7 @@ from ampscope.capture.torch_support.calls.function_names import is_in_place
 from ampscope.capture.torch_support.user_line import Place, user_place
 from ampscope.capture.usage import scale_dependence
 from ampscope.capture.usage.followed_values import FollowedValues
-from ampscope.capture.usage.loop_numbers import ClipFactors
+from ampscope.capture.usage.loop_numbers import ClipFactors, ScaledTerms
 from ampscope.capture.usage.mistake import Mistake
 from ampscope.capture.usage.scale_dependence import CONSTANT, SCALED, ScaleDependence
 from ampscope.trace.vocabulary import Cause, MistakeForm
@@ -35,6 +35,7 @@ class GradientEdits:
         self._values = values
         self._step = step
         self._clip_factors = ClipFactors()
+        self._terms = ScaledTerms(values.scales)
         self._decision: Mistake | None = None
         self._mistake: Mistake | None = None
         self.unscaled_at: Place | None = None  #: where the loop last divided the scale out by itself
@@ -48,6 +49,7 @@ class GradientEdits:
         """A forward begins after a step: what was computed from the old gradients is history."""
         self._values.new_iteration()
         self._clip_factors.forget_reads()
+        self._terms.clear()
         self.take()
 
     def take(self) -> Mistake | None:
@@ -71,14 +73,24 @@ class GradientEdits:
             self._written(func, name, args, kwargs)
         else:
             for tensor, given in _one_by_one(func, args, list(tensor_tree.tensors(result))):
-                dependence = scale_dependence.of_result(name, given, kwargs, self._of_operands(name))
+                dependence = self._of_result(name, given, kwargs)
                 if dependence != CONSTANT and not self._values.is_in_gradient(tensor):
                     self._values.follow(tensor, dependence)
+                elif scale_dependence.multiplies(name):
+                    self._terms.multiplied(tensor, given)
 
-    def _of_operands(self, name: str) -> Callable[[Any], ScaleDependence]:
-        """How a function's operands depend on the scale."""
+    def _of_result(self, name: str, args: Any, kwargs: Any) -> ScaleDependence:
+        """How a function's result depends on the scale; terms that may have been multiplied by it were if that fits."""
         values = self._values
-        return values.dependence_of_threshold if scale_dependence.bounds(name) else values.dependence_of
+        of_operand = values.dependence_of_threshold if scale_dependence.bounds(name) else values.dependence_of
+        found = scale_dependence.of_result(name, args, kwargs, of_operand)
+        if found.inhomogeneous and scale_dependence.adds(name):
+            return scale_dependence.of_result(name, args, kwargs, self._of_term)
+        return found
+
+    def _of_term(self, value: Any) -> ScaleDependence:
+        found = self._values.dependence_of(value)
+        return SCALED if found == CONSTANT and value in self._terms else found
 
     def _attribute_read(self, args: Any, result: Any) -> None:
         """An attribute was read: a view of a gradient needs no note, one of another tensor depends as that does."""
@@ -110,7 +122,7 @@ class GradientEdits:
             self._values.gradient_assigned(source)
         for tensor, given in _one_by_one(func, args, list(tensor_tree.tensors(written))):
             if name not in _COPIES:
-                dependence = scale_dependence.of_result(name, given, kwargs, self._of_operands(name))
+                dependence = self._of_result(name, given, kwargs)
             self._overwritten(tensor, name, given, dependence)
 
     def _becomes_gradient(self, func: Callable[..., Any], target: Any) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable
 from typing import Any, TypeGuard
+
+from torch import Tensor
 
 #: Thresholds remembered within a run.
 _MOST = 4096
@@ -74,6 +77,37 @@ def _rounded(number: float) -> float | None:
     return short if abs(short - number) <= _OFF * number else None
 
 
+class ScaledTerms:
+    """What a loop may have multiplied by the loss scale, to add it to scaled gradients.
+
+    Args:
+        scales: Scales that the loop has asked for.
+    """
+
+    def __init__(self, scales: Iterable[float]) -> None:
+        self._scales = scales
+        self._tensors: dict[int, weakref.ref[Tensor]] = {}
+
+    def multiplied(self, result: Tensor, factors: Iterable[object]) -> None:
+        """A tensor is the product of these."""
+        if any(isinstance(each, float) and self._is_in_units(each) for each in factors):
+            self._tensors[id(result)] = weakref.ref(result)
+
+    def __contains__(self, value: object) -> bool:
+        """Whether a number is, or a tensor was multiplied by, a rounder number times the scale."""
+        if isinstance(value, Tensor):
+            known = self._tensors.get(id(value))
+            return known is not None and known() is value
+        return isinstance(value, float) and self._is_in_units(value)
+
+    def clear(self) -> None:
+        """A step is over."""
+        self._tensors.clear()
+
+    def _is_in_units(self, number: float) -> bool:
+        return any(_digits(number / scale) < _digits(number) for scale in self._scales)
+
+
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a number that a float holds."""
     return isinstance(value, float) or (isinstance(value, int) and abs(value) < _LARGEST_INT and value is not True)
@@ -93,3 +127,9 @@ def is_count(ratio: float) -> bool:
 def is_round(number: float) -> bool:
     """Whether a number has three digits at most."""
     return 0 < number < math.inf and abs(float(f"{number:.3g}") - number) <= _ROUNDING * number
+
+
+def _digits(number: float) -> float:
+    """How many digits a round number has; infinitely many where it is none."""
+    size = abs(number)
+    return len(f"{size:.2e}".split("e")[0].replace(".", "").rstrip("0")) if is_round(size) else math.inf

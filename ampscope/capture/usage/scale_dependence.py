@@ -78,6 +78,11 @@ def divides(name: str) -> bool:
     return name in _QUOTIENTS
 
 
+def adds(name: str) -> bool:
+    """Whether a function's result is the sum of terms."""
+    return name in _SUMS
+
+
 def of_result(name: str, args: Sequence[Any], kwargs: dict[str, Any], dependence_of: DependenceOf) -> ScaleDependence:
     """How a function's result depends on the loss scale.
 
@@ -87,15 +92,17 @@ def of_result(name: str, args: Sequence[Any], kwargs: dict[str, Any], dependence
         kwargs: Its keyword arguments.
         dependence_of: How one argument depends on it; of a list, that of its first tensor that depends on the scale.
     """
-    values = [*args, *(value for key, value in kwargs.items() if key != "out")]
+    factors = [key for key in ("alpha", "value") if key in kwargs and adds(name)]  # of a term, and no terms themselves
+    values = [*args, *(value for key, value in kwargs.items() if key not in ("out", *factors))]
     operands = [dependence_of(value) for value in values]
-    dependent = [each for each in operands if each != CONSTANT]
+    factor = dependence_of(kwargs[factors[0]]) if factors else CONSTANT
+    dependent = [each for each in (*operands, factor) if each != CONSTANT]
     if not dependent or name in _FREE:
         return CONSTANT
     inhomogeneous = next((each for each in dependent if each.inhomogeneous), None)
     if inhomogeneous is not None:
         return ScaleDependence(inhomogeneous=inhomogeneous.inhomogeneous)
-    result = _of_homogeneous(name, values, operands)
+    result = _of_sum(name, values, operands, factor) if adds(name) else _of_homogeneous(name, values, operands)
     if result.inhomogeneous or result.degree:
         return result._replace(of_scale=not result.inhomogeneous and all(each.of_scale for each in dependent))
     divided_out = any(each.of_scale for each in dependent) and not all(each.of_scale for each in dependent)
@@ -127,10 +134,29 @@ def _of_ratios(name: str, values: list[Any], degrees: list[float]) -> float | No
     return first + degrees[2] if name.endswith("non_finite_check_and_unscale") else None
 
 
+def _of_sum(name: str, values: list[Any], operands: list[ScaleDependence], factor: ScaleDependence) -> ScaleDependence:
+    """The dependence of a sum: that of its terms, if they agree."""
+    terms = _terms(name, [each.degree for each in operands], factor.degree)
+    degrees = {degree for value, degree in zip(values, terms, strict=False) if _matters(value)}
+    if len(degrees) > 1:
+        return _ADDED
+    return ScaleDependence(degrees.pop()) if degrees else CONSTANT
+
+
+def _terms(name: str, degrees: list[float], factor: float) -> list[float]:
+    """The degrees of the terms of a sum: of each operand, with what it is multiplied by."""
+    first, second, third, fourth = (*degrees, 0.0, 0.0, 0.0)[:4]
+    if name in ("addcmul", "addcdiv"):  # the factor is the fourth operand, or has its name
+        return [first, second + (third if name == "addcmul" else -third) + fourth + factor]
+    if name == "lerp":
+        return [first, second, first + third]
+    return [first + factor, second] if name == "rsub" else [first, second + factor]
+
+
 def _of_equals(name: str, values: list[Any], operands: list[ScaleDependence]) -> ScaleDependence:
-    """The dependence of what is added, compared or merely passed on: its operands' own, if they agree."""
+    """The dependence of what is compared or merely passed on: its operands' own, if they agree."""
     bounded = bounds(name) or (name in ("min", "max") and len(values) > 1 and isinstance(values[1], Tensor))
-    if bounded or name in _SUMS:
+    if bounded:
         degrees = {each.degree for value, each in zip(values, operands, strict=True) if _matters(value)}
     else:
         degrees = {each.degree for value, each in zip(values, operands, strict=True) if _passes_on(value, each)}

@@ -93,6 +93,38 @@ def given_weight_decay(bench: Bench) -> None:
 
 
 @wrong(RAW)
+def given_weight_decay_after_the_scale_was_read(bench: Bench) -> None:
+    bench.scaler.get_scale()
+    for parameter in bench.parameters:
+        grad_of(parameter).add_(parameter.detach() * 0.01)
+        grad_of(parameter).add_(parameter.detach(), alpha=0.01)
+
+
+@wrong(RAW)
+def given_each_other_times_the_scale(bench: Bench) -> None:
+    for gradient in bench.gradients:
+        gradient.add_(gradient.flip(0), alpha=bench.scaler.get_scale())
+
+
+@wrong(RAW)
+def given_products_of_each_other(bench: Bench) -> None:
+    for gradient in bench.gradients:
+        gradient.addcmul_(gradient.clone(), gradient.clone(), value=1e-3)
+
+
+@wrong(RAW)
+def given_their_ratios(bench: Bench) -> None:
+    for gradient in bench.gradients:
+        gradient.addcdiv_(gradient.clone(), gradient.clone() + 1e-8)
+
+
+@wrong(RAW)
+def drawn_to_the_weights(bench: Bench) -> None:
+    for parameter in bench.parameters:
+        grad_of(parameter).lerp_(parameter.detach(), 0.01)
+
+
+@wrong(RAW)
 def made_finite(bench: Bench) -> None:
     for gradient in bench.gradients:
         torch.nan_to_num(gradient, nan=0.0, posinf=1e4, neginf=-1e4, out=gradient)
@@ -153,6 +185,25 @@ def held_within_the_scale(bench: Bench) -> None:
     scale = bench.scaler.get_scale()
     for gradient in bench.gradients:
         gradient.clamp_(-scale, scale)
+
+
+@right
+def given_weight_decay_in_units_of_the_scale(bench: Bench) -> None:
+    scale = bench.scaler.get_scale()
+    for parameter in bench.parameters:
+        grad_of(parameter).add_(parameter.detach(), alpha=0.01 * scale)
+        grad_of(parameter).add_(0.01 * scale * parameter.detach())
+        grad_of(parameter).addcmul_(parameter.detach(), parameter.detach(), value=-5e-4 * scale)
+    torch._foreach_add_(bench.gradients, torch._foreach_mul([*bench.parameters], 0.01 * scale))
+
+
+@right
+def averaged_with_each_other(bench: Bench) -> None:
+    for gradient in bench.gradients:
+        gradient.add_(gradient.flip(0), alpha=0.5)
+        gradient.lerp_(gradient.mean(), 0.1)
+        gradient.addcmul_(gradient.clone(), torch.rand_like(gradient), value=0.5)
+        gradient.addcdiv_(gradient.square(), gradient.abs() + 1e-8, value=0.5)
 
 
 @right
