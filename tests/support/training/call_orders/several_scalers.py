@@ -147,7 +147,7 @@ def parts_of_a_loss_scaled_and_then_their_mean(watch: Watch) -> None:
     for _ in range(STEPS):
         bench.optimizer.zero_grad()
         parts = [bench.scaler.scale(bench.loss(sign)) for sign in (1.0, -1.0)]
-        bench.scaler.scale(sum(parts) / 2).backward()
+        bench.scaler.scale(torch.stack(parts).mean()).backward()
         bench.step()
 
 
