@@ -40,6 +40,7 @@ class FollowedValues:
         self._held = HeldStorages()  # so that what takes the place of a gradient that is gone is none
         self._ids: set[int] = set()
         self._tensors: dict[int, tuple[weakref.ref[Tensor], ScaleDependence]] = {}
+        self._by_scaler = False  # scales are those of a scaler, which are floats: whole numbers are counts
         self.scales: deque[float] = deque(maxlen=8)  #: numbers the loop got by asking for the scale
 
     # -- what becomes known -------------------------------------------------------------------------------------
@@ -55,7 +56,8 @@ class FollowedValues:
             self.follow(scale, ScaleDependence(1.0, of_scale=True))
 
     def start_over(self) -> None:
-        """Nothing that was followed so far has to do with the scale."""
+        """There is a scaler now: nothing that was followed so far has to do with the scale."""
+        self._by_scaler = True
         self.backward_done()
         self._tensors.clear()
         self.scales.clear()
@@ -122,7 +124,7 @@ class FollowedValues:
         for value in values:
             if id(value) in self._tensors or isinstance(value, (list, tuple)):
                 return True
-            if self.scales and is_number(value) and self._of_number(float(value)) != CONSTANT:
+            if self.scales and is_number(value) and self._of_number(value) != CONSTANT:
                 return True
         return False
 
@@ -136,7 +138,7 @@ class FollowedValues:
         if isinstance(value, (list, tuple)):
             found = filter(CONSTANT.__ne__, map(self.dependence_of, value))
             return max(found, key=lambda each: (bool(each.inhomogeneous), abs(each.degree)), default=CONSTANT)
-        return self._of_number(float(value)) if is_number(value) else CONSTANT
+        return self._of_number(value) if is_number(value) else CONSTANT
 
     def dependence_of_threshold(self, value: Any) -> ScaleDependence:
         """The same for a threshold, which counts as scaled too when it is a round number times the scale."""
@@ -171,7 +173,8 @@ class FollowedValues:
 
     def _of_number(self, number: float) -> ScaleDependence:
         """A multiple of the scale, or one over such a multiple, of either sign; every other number is a constant."""
-        for scale in self.scales if math.isfinite(number) else ():
+        is_of_loop = self._by_scaler and isinstance(number, int)
+        for scale in self.scales if math.isfinite(number) and not is_of_loop else ():
             if is_count(abs(number) / scale):
                 return ScaleDependence(1.0, of_scale=True)
             if number and is_count(1.0 / (abs(number) * scale)):

@@ -120,6 +120,24 @@ def losses_where_thrown_away_gradients_were(watch: Watch) -> Any:
 
 
 @right
+def divided_by_as_many_rows_as_the_scale_is_large(watch: Watch) -> Any:
+    bench = Bench(watch, scale=256.0)
+    for _ in bench.steps():
+        assert bench.scaler.get_scale() == 256
+        for gradient in bench.gradients:
+            gradient.div_(256)
+    return bench.state
+
+
+@wrong(Cause.MISUSE_NO_UNSCALE)
+def divided_by_the_scale_times_the_micro_batches(watch: Watch) -> None:
+    bench = Bench(watch, scale=256.0)
+    for _ in bench.steps():
+        for gradient in bench.gradients:
+            gradient.div_(bench.scaler.get_scale() * 2)
+
+
+@right
 def an_auxiliary_model_in_float32(watch: Watch) -> Any:
     bench, other = Bench(watch), nn.Linear(WIDTH, 1)
     for _ in range(STEPS):

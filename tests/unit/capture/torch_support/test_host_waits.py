@@ -141,7 +141,7 @@ NO_TENSORS = frozenset(
         "tracing/statistics/narrow_formats.py": "block_falls top_values",
         "tracing/flow/dataflow.py": "wrote",
         "tracing/program/function_watch.py": "_note",
-        "usage/followed_values.py": "_memory _takes dependence_of may_depend takes_scale_out",
+        "usage/followed_values.py": "_memory _takes takes_scale_out",
         "usage/gradient_scales.py": "hold_scale",
         "usage/loop_numbers.py": "_rounded inconsistent_since is_round",
     }.items()
