@@ -43,6 +43,7 @@ class GradientScales:
         self._within_step: list[Tensor] = []  # parameters whose gradients ``scaler.step`` has divided, and uses at once
         self._before: dict[int, tuple[Tensor, int]] | None = None
         self._in_backward = UNSCALED
+        self._also_unscaled: int | None = None
         self._at_risk: set[int] = set()
         #: A parameter that had a gradient when the latest backward was over.
         self._witness: Callable[[], Tensor | None] = _nothing
@@ -52,22 +53,29 @@ class GradientScales:
         self._with_effect = 0  # steps with gradients that nobody had set to zero
         self._is_refilled = False  # the loop writes into what it has set to zero
 
-    def before_backward(self, scalers: ScalerNumbers, *, several: bool) -> None:
+    def before_backward(self, scalers: ScalerNumbers, *, several: bool, unscaled: int | None = None) -> None:
         """A backward begins.
 
         Args:
             scalers: Which scaled its loss.
             several: Whether to tell apart which parameters it reaches: there may be several optimizers.
+            unscaled: A parameter (by ``id``) that it reaches from a loss that none of them scaled, too.
         """
         self._settle()
         usual = self._by_parameter.get(None, scalers)
-        self._in_backward = scalers
+        self._in_backward, self._also_unscaled = scalers, unscaled
         if several or usual != scalers or self._unscaled or len(self._by_parameter) > 1:
             self._before = self._versions()
             self._forget_cleared(scalers)
 
     def after_backward(self) -> bool:
         """A backward is over; returns whether it added to gradients that were unscaled already."""
+        added = self._after_backward()
+        if self._also_unscaled is not None:
+            self._by_parameter[self._also_unscaled] = self._of_parameter(self._also_unscaled) | UNSCALED
+        return added
+
+    def _after_backward(self) -> bool:
         self._is_used = False
         self._emptied.clear()
         witness = self._witness()

@@ -38,7 +38,7 @@ class UsageWatch:
     def __init__(self, models: Models, report: ReportMistake, step_of: Callable[[Optimizer | None], int]) -> None:
         self._write = report
         self._step_of = step_of
-        self._losses = ScaledLosses()
+        self._losses = ScaledLosses(models)
         self._scales = GradientScales(models)
         self._values = FollowedValues(
             lambda: (p.grad for _, p in models.parameters.values() if p.grad is not None),
@@ -87,8 +87,15 @@ class UsageWatch:
             scalers = known if len(known) == 1 else frozenset()
         self._by_hand.in_gradients |= by_hand
         self._scaled = self._scaled or by_hand or scalers != UNSCALED
-        self._scales.before_backward(scalers, several=several or len(known) > 1)
+        unscaled = self._reached_unscaled(roots) if scalers != UNSCALED and not seeds else None
+        self._scales.before_backward(scalers, several=several or len(known) > 1, unscaled=unscaled)
         self._calls.backward_began()
+
+    def _reached_unscaled(self, roots: list[Tensor]) -> int | None:
+        """A parameter that a backward reaches from scaled losses and from one that is not, added up or beside them."""
+        found = zip(roots, map(self._values.dependence_of, roots), strict=True)
+        unlike = [root for root, how in found if how.inhomogeneous or (how == CONSTANT and len(roots) > 1)]
+        return self._losses.reached_unscaled(unlike) if unlike else None
 
     def _scaled_by_hand(self, roots: list[Tensor], seeds: list[Tensor]) -> bool:
         """Whether gradients are asked of losses that the loop has multiplied with a scale, before or by their seeds."""

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls.threads import PerThread
+from ampscope.capture.torch_support.torch_private import past_modes
 
 #: Functions in which user code runs that no function mode sees: a checkpoint's recomputation, a custom backward.
 RUN_BACKWARD = (torch.autograd.backward, torch.autograd.grad, Tensor.backward)
@@ -47,6 +48,19 @@ def leads_to(roots: list[Tensor], parameters: Container[int]) -> bool:
         seen |= new
         front += new
     return False
+
+
+def factor_of(node: Any) -> float | None:
+    """The number by which a node of autograd's graph multiplies a single value; None for any other factor."""
+    metadata = getattr(node, "_input_metadata", ())
+    if not metadata or len(metadata[0].shape):  # what was saved of larger tensors may have been put elsewhere
+        return None
+    factor = getattr(node, "_saved_other", None)
+    if not isinstance(factor, Tensor) or factor.device.type != "cpu" or factor.dim():
+        return None
+    past_dispatch, past_functions = past_modes()
+    with past_dispatch, past_functions:
+        return float(factor)
 
 
 _engine = PerThread(torch.autograd, "_engine_run_backward")

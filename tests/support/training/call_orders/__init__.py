@@ -10,6 +10,7 @@ from tests.support.training.call_orders import (
     restored_states,
     schedulers,
     several_scalers,
+    unscaled_parts,
 )
 from tests.support.training.call_orders.registry import RIGHT, WRONG
 
@@ -23,4 +24,5 @@ __all__ = [
     "restored_states",
     "schedulers",
     "several_scalers",
+    "unscaled_parts",
 ]

@@ -126,7 +126,7 @@ def a_penalty_on_unscaled_gradients_of_a_scaled_loss(watch: Watch) -> Any:
         loss = bench.loss()
         scaled = torch.autograd.grad(bench.scaler.scale(loss).square(), bench.parameters, create_graph=True)
         inverse = 1.0 / bench.scaler.get_scale() ** 2
-        penalty = sum((gradient * inverse).square().sum() for gradient in scaled)
+        penalty = torch.stack([(gradient * inverse).square().sum() for gradient in scaled]).sum()
         bench.scaler.scale(loss + penalty).backward()
         bench.step()
     return bench.state
@@ -147,7 +147,7 @@ def parts_of_a_loss_scaled_and_then_their_mean(watch: Watch) -> None:
     for _ in range(STEPS):
         bench.optimizer.zero_grad()
         parts = [bench.scaler.scale(bench.loss(sign)) for sign in (1.0, -1.0)]
-        bench.scaler.scale(torch.stack(parts).mean()).backward()
+        bench.scaler.scale((parts[0] + parts[1]) / 2).backward()
         bench.step()
 
 

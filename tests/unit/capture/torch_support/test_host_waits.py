@@ -73,6 +73,7 @@ WAITS: dict[str, str] = {
     "step/scaler_history.py _copy": ON_HOST,
     "step/scaler_history.py scaler_joined": RARE,
     "torch_support/optimizer_view.py steps_made": RARE,
+    "torch_support/calls/backward_call.py factor_of": ON_HOST,
     "torch_support/calls/random_state.py put_back": ON_HOST,
     "torch_support/calls/random_state.py host_unchanged": ON_HOST,
     "torch_support/readback.py __init__": ON_HOST,
