@@ -173,7 +173,7 @@ ENTRIES = (
     UsageEntry(
         cause=Cause.MISUSE_CLIP_BEFORE_UNSCALE,
         noun=MISTAKES_IN_WORDS[Cause.MISUSE_CLIP_BEFORE_UNSCALE],
-        correct="Gradients are unscaled before they are clipped",
+        correct="After backward, gradients are unscaled before they are clipped",
         sentence=(
             "The gradients still carry the loss scale here, so the clipping threshold is compared with a norm that is "
             "too large by that factor, and the update shrinks by as much."
@@ -190,7 +190,7 @@ ENTRIES = (
     UsageEntry(
         cause=Cause.MISUSE_NO_UNSCALE,
         noun=MISTAKES_IN_WORDS[Cause.MISUSE_NO_UNSCALE],
-        correct="Nothing else reads or changes gradients that still carry the loss scale",
+        correct="After backward, nothing else reads or changes gradients that still carry the loss scale",
         sentence=(
             "The gradients still carry the loss scale here, so what is done with them depends on it: the same line "
             "does something else whenever the scale moves."

@@ -43,6 +43,18 @@ def a_loss_beside_another_that_was_not_scaled(watch: Watch) -> None:
         bench.step()
 
 
+@wrong(Cause.MISUSE_MISSING_SCALER)
+def a_decay_that_was_not_scaled_of_what_the_second_of_two_optimizers_steps(watch: Watch) -> None:
+    bench = Bench(watch)
+    optimizers = [torch.optim.SGD(each, 1e-3) for each in (bench.parameters[:2], bench.parameters[2:])]
+    for _ in range(STEPS):
+        bench.model.zero_grad()
+        (bench.scaler.scale(bench.loss()) + 0.1 * bench.parameters[2].square().sum()).backward()
+        for optimizer in optimizers:
+            bench.scaler.step(optimizer)
+        bench.scaler.update()
+
+
 @right
 def losses_scaled_beside_each_other(watch: Watch) -> Any:
     bench = Bench(watch)

@@ -8,7 +8,7 @@ from tests.support.page_reading import Show
 def test_a_loop_without_a_mistake_says_what_was_checked(show: Show) -> None:
     words = show("healthy", "usage", real=True).words
     assert re.search(r"\b1\d checks of the loop found no mistake\.", words)
-    assert "Gradients are unscaled before they are clipped" in words
+    assert "After backward, gradients are unscaled before they are clipped" in words
 
 
 def test_a_mistake_stands_with_its_fix_and_among_the_checks(show: Show) -> None:
