@@ -275,7 +275,7 @@ def test_replays_have_a_budget_and_say_when_it_is_spent(run_folder: Path) -> Non
         patch.undo()
     statuses = [row.replay for row in watched.incidents]
     assert statuses == [ReplayStatus.EXACT] * 3 + [ReplayStatus.UNAVAILABLE] * 2
-    assert "share of the run's time" in watched.incidents[-1].replay_reason
+    assert "earlier replays have used up the time" in watched.incidents[-1].replay_reason
 
 
 #: No state of a module, which a replay would put back.
