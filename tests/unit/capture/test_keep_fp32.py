@@ -278,6 +278,7 @@ class TestGoesWith:
 
     def test_names_within_a_distributed_model(self, tmp_path: Path) -> None:
         torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+        wrapped: nn.Module | None = None
         try:
             model = Net()
             wrapped = nn.parallel.DistributedDataParallel(model)
@@ -286,6 +287,7 @@ class TestGoesWith:
                 assert [attention_of(model, number).seen for number in range(2)] == [KEPT, KEPT]
             assert model.stem.weight.grad is not None
         finally:
+            wrapped = None  # what frees the group's threads holds Python's lock, for which one of them may wait
             torch.distributed.destroy_process_group()
 
 
