@@ -10,8 +10,10 @@ import typer
 
 from ampscope.cli.shared.completion import complete_run
 from ampscope.cli.shared.exits import Exit
-from ampscope.cli.shared.newest import DEFAULT_FOLDER
-from ampscope.errors import RunNotFound
+from ampscope.cli.shared.newest import DEFAULT_FOLDER, runs_in
+
+#: What leads on from a folder without runs.
+_NAME_ONE = f"give a run's folder, or one with runs, e.g. ./{DEFAULT_FOLDER}"
 
 
 def compact(
@@ -42,7 +44,7 @@ def compact(
     from ampscope.trace.compact.compaction import compact as compact_runs
     from ampscope.trace.write.merging import AGE_S
 
-    found = list(dict.fromkeys(run for folder in folders or [DEFAULT_FOLDER] for run in _runs(folder)))
+    found = list(dict.fromkeys(run for folder in folders or [DEFAULT_FOLDER] for run in runs_in(folder, _NAME_ONE)))
     done = compact_runs(found, dry_run=dry_run, age=0.0 if at_once else AGE_S, waits=_wait)
     if json:
         typer.echo(as_json(done))
@@ -50,18 +52,6 @@ def compact(
         show(as_text(done))
     if any(left.failed for run in done.runs for left in run.left_alone):
         raise typer.Exit(Exit.FAILED)
-
-
-def _runs(folder: Path) -> list[Path]:
-    from ampscope.trace.read.find import find_runs
-    from ampscope.trace.remote.location import location
-
-    folder = location(folder)
-    found = find_runs(folder)
-    if not found:
-        what = "There is no run in" if folder.is_dir() else "There is no folder"
-        raise RunNotFound(f"{what} {folder}; give a run's folder, or one with runs, e.g. ./{DEFAULT_FOLDER}.")
-    return found
 
 
 def _wait(seconds: float) -> None:

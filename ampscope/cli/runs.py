@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ampscope.cli.shared.newest import AT_HAND, runs_at_hand
-from ampscope.errors import AmpscopeError, RunNotFound
+from ampscope.cli.shared.newest import AT_HAND, runs_at_hand, runs_in
+from ampscope.errors import AmpscopeError
 
 if TYPE_CHECKING:
     from ampscope.analysis.overview.run_list import RunSummary
@@ -33,7 +33,11 @@ def runs(
     from ampscope.report.safe_text import visible
     from ampscope.report.terminal.run_list import as_list
 
-    found = _runs_in(folder) if folder is not None else runs_at_hand()
+    found = (
+        runs_in(folder, "give the folder that runs are recorded in, e.g. ./ampscope_runs")
+        if folder is not None
+        else runs_at_hand()
+    )
     matching = [each for each in run_summaries(found) if each.matches(search)]
     if not matching:
         looked = numbers.count(len(found), "run")
@@ -41,18 +45,6 @@ def runs(
         typer.echo(f"No run{where} matches {search!r} (looked at {looked}).")
         return
     show(as_list([_listed(each, quick=quick) for each in matching]))
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    from ampscope.trace.read.find import find_runs
-    from ampscope.trace.remote.location import location
-
-    folder = location(folder)
-    found = find_runs(folder)
-    if not found:
-        what = "There is no run in" if folder.is_dir() else "There is no folder"
-        raise RunNotFound(f"{what} {folder}; give the folder that runs are recorded in, e.g. ./ampscope_runs.")
-    return found
 
 
 def _listed(seen: RunSummary, *, quick: bool) -> ListedRun:

@@ -47,3 +47,24 @@ def runs_at_hand() -> list[Path]:
             f"There is no run in ./{DEFAULT_FOLDER}, nor up to three levels below the working directory. {NAME_IT}"
         )
     return found
+
+
+def runs_in(folder: Path, lead: str) -> list[Path]:
+    """The runs in a folder that was named, newest first.
+
+    Args:
+        folder: Or a URL.
+        lead: What is said of how to go on where there are none.
+
+    Raises:
+        RunNotFound: there are none.
+    """
+    from ampscope.trace.read.find import find_runs
+    from ampscope.trace.remote.location import location
+
+    folder = location(folder)
+    found = find_runs(folder)
+    if not found:
+        what = "There is no run in" if folder.is_dir() else "There is no folder"
+        raise RunNotFound(f"{what} {folder}; {lead}.")
+    return found
