@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import threading
 from collections.abc import AsyncIterator
@@ -23,12 +24,19 @@ from state.pages import Page
 #: What the first page needs beside Streamlit. Never pandas: Plotly takes hold of it as soon as its loading has begun,
 #: so that a figure drawn meanwhile in another thread would end in an error.
 FIRST_PAGE = ("blocks.frame.top_bar", "charts.stack", "data.downloads", "plotly.graph_objects")
+#: Objects made before the collector of garbage looks at the youngest, and looks before it does at older ones. What an
+#: analysis makes is many and lives long: as Python has it, a sixth of the time of a verdict goes into looks in vain.
+_BETWEEN_LOOKS = (50_000, 20, 100)
 
 
-def load_first_page() -> None:
-    """Load what the first page needs: packages, the verdict on the newest run, and what is listed of each."""
+def load_packages() -> None:
+    """Load the packages that the first page needs."""
     for name in FIRST_PAGE:
         importlib.import_module(name)
+
+
+def load_results() -> None:
+    """Load what the first page tells: the verdict on the newest run, and what is listed of each."""
     from data.run_folders import offered_runs, run_folders
     from data.run_list import run_list
     from data.run_results import diagnosis_of
@@ -41,11 +49,21 @@ def load_first_page() -> None:
     run_list().summaries(paths)
 
 
+def keep_working() -> None:
+    """Load what the first page tells, then what the others of a run that is looked at do."""
+    load_results()
+    from data.ahead import work_ahead
+
+    work_ahead()
+
+
 @asynccontextmanager
 async def loading(_: st.App) -> AsyncIterator[None]:
     """Begins with the server, before it opens its socket."""
+    gc.set_threshold(*_BETWEEN_LOOKS)
     send_at_once(asyncio.get_running_loop())
-    threading.Thread(target=load_first_page, name="ampscope-load", daemon=True).start()
+    for work in (load_packages, keep_working):  # one loads while the other waits for the database
+        threading.Thread(target=work, name=f"ampscope-{work.__name__}", daemon=True).start()
     yield
 
 

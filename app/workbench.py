@@ -15,6 +15,7 @@ from blocks.frame.sidebar import side_bar, unreadable_side_bar
 from blocks.frame.tab import tab_icon, tab_of
 from blocks.frame.top_bar import top_bar
 from blocks.frame.welcome import samples_only, unreachable, welcome
+from data.ahead import look_ahead
 from data.current_run import current_run
 from data.run_folders import offered_runs, run_folders, unreachable_folders
 from state.pages import Page
@@ -49,6 +50,7 @@ with params_written_once(page.url_path):
         tab = tab_of(current_run(), with_verdict=page is not Page.RUNS)
         st.set_page_config(page_title=tab.title, page_icon=tab.icon)
         shown.run()
+        look_ahead(current_run())
     except AmpscopeError as error:
         alarm("This run cannot be shown", str(error))
         if page is Page.RUNS:

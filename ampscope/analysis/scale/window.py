@@ -94,7 +94,7 @@ def scale_window(run: Run, rank: int, optimizer: int | None = None, *, at: float
     done = [each for each in executions(run, rank, sources=sources) if optimizer in (None, each.optimizer)]
     nodes = {number: site for number, site in sites.items() if site.op == Node.GRADIENT}
     halves = _through_half(nodes.values(), sites.values())
-    measured = measured_rows(run, rank, _wide_first(counted(run, rank, done, nodes))[-NEWEST:], sites=nodes)
+    measured = measured_rows(run, rank, _wide_first(counted(run, rank, done, NEWEST, nodes))[-NEWEST:], sites=nodes)
     trained = sum(row.requires_grad and row.kind == Node.PARAMETER for row in run.rows(Table.PARAMS, rank=rank))
     found = _Gradients(measured, halves).window(at) if measured.rows else ScaleWindow()
     highs = [(one.high, one.parameter) for one in found.parameters if one.high is not None and one.passes_half]
@@ -142,13 +142,12 @@ def _tops(run: Run, rank: int, done: Sequence[Execution], sites: Mapping[int, Si
         narrow = [n for n, site in sites.items() if site.phase == Phase.BACKWARD and _gives(site, FINFO)]
     if not steps or not narrow:
         return
-    where = f"site IN ({_listed(narrow)}) AND step IN ({_listed(steps)})"
-    where += ' AND out = 0 AND isfinite("min") AND isfinite("max")'
+    where = f'site IN ({_listed(narrow)}) AND out = 0 AND isfinite("min") AND isfinite("max")'
     size = 'greatest(abs("min"), abs("max"))'
     columns = f"step, source, site, max({size}) AS size"
     tops: dict[tuple[int, str], tuple[float, int]] = {}  # of ops as large, that of the lowest site
     for step, source, site, top in collect_groups(
-        rank_table(run, Table.OPS, rank), columns, "step, source, site", where=where
+        rank_table(run, Table.OPS, rank, step=steps), columns, "step, source, site", where=where
     ):
         tops[step, source] = max(tops.get((step, source), (0.0, 0)), (top, -site))
     for backward, (top, negative) in tops.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from ampscope.trace.schema import (
 
 #: Executions that are looked at by default: the newest, for they say what is now.
 NEWEST = 24
+#: Steps among which those are looked for before all are, as many times as many.
+_LOOKED = 8
 _IDENTITY = ("step", "source", "seq", "out", "site", "numel", "zeros", "nan", "infinite", "largest")
 _COLUMNS = (
     "step, source, seq, out, site, numel, zeros, coalesce(nan, 0) AS nan, "
@@ -106,14 +109,30 @@ def executions(run: Run, rank: int, *, sources: Sequence[Source] = (Source.LIVE,
     return sorted(found, key=lambda one: (one.step, one.source))
 
 
-def counted(run: Run, rank: int, of: Sequence[Execution], sites: Collection[int] | None = None) -> list[Execution]:
-    """Those of the executions in which exponents of any output were counted, of any of the sites if they are given."""
+def counted(
+    run: Run, rank: int, of: Sequence[Execution], newest: int, sites: Collection[int] | None = None
+) -> list[Execution]:
+    """Those of the executions in which exponents of any output were counted, of so many of the newest such steps.
+
+    Args:
+        run: The run.
+        rank: One of its ranks.
+        of: The executions.
+        newest: Steps; of those before them some may be there too.
+        sites: Whose outputs; those of any by default.
+    """
     where = "zeros IS NOT NULL"
     if sites is not None:
         where += f" AND site IN ({', '.join(map(str, sites)) or -1})"
-    known = collect_groups(rank_table(run, Table.OPS, rank), "step, source", "step, source", where=where)
-    keys = set(known)
-    return [each for each in of if (each.step, each.source) in keys]
+    steps = sorted({each.step for each in of})
+    keys: set[tuple[Any, ...]] = set()
+    for among in (steps[-newest * _LOOKED :], steps):
+        ops = rank_table(run, Table.OPS, rank, step=among if len(among) < len(steps) else None)
+        keys = set(collect_groups(ops, "step, source", "step, source", where=where))
+        found = [each for each in of if (each.step, each.source) in keys]
+        if len({each.step for each in found}) >= newest:
+            break
+    return found
 
 
 def _scale_at(history: History | None, step: int) -> float:
@@ -133,10 +152,10 @@ def measured_rows(run: Run, rank: int, of: Sequence[Execution], *, sites: dict[i
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
     by_key = {(each.step, each.source): each for each in of}
-    steps = ", ".join(str(each.step) for each in of) or "-1"
     told = "(exp_counts IS NOT NULL OR zeros = numel)"  # of one that is all NaN nothing is known
-    where = f"zeros IS NOT NULL AND {told} AND step IN ({steps})"
-    columns = expression_columns(rank_table(run, Table.OPS, rank), _COLUMNS, where=where)
+    where = f"zeros IS NOT NULL AND {told}"
+    ops = rank_table(run, Table.OPS, rank, step={each.step for each in of})
+    columns = expression_columns(ops, _COLUMNS, where=where)
     kept: list[tuple[int, MeasuredRow]] = []
     identities = zip(*(columns.arrays[name].tolist() for name in _IDENTITY), strict=True)
     for place, (step, source, seq, out, site, *counts) in enumerate(identities):

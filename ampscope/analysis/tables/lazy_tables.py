@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import narwhals as nw
@@ -25,8 +25,8 @@ def first_rank(run: Run) -> int:
     return min(run.ranks, default=0)
 
 
-def rank_table(run: Run, table: Table, rank: int, *, step: int | None = None) -> Lazy:
-    """The rows of ``table`` that ``rank`` wrote, all or those of one ``step``."""
+def rank_table(run: Run, table: Table, rank: int, *, step: int | Collection[int] | None = None) -> Lazy:
+    """The rows of ``table`` that ``rank`` wrote: all, or those of a ``step`` or of some, whose files are read alone."""
     return run.table(table, step=step, rank=rank)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from itertools import starmap
 from operator import and_
@@ -109,19 +109,22 @@ class Run(TableFrames, NotebookRepr):
         """The ranks that have written into the run."""
         return ranks(self.path)
 
-    def table(self, table: Table, *, step: int | None = None, rank: OfRanks = None) -> nw.LazyFrame[Any]:
+    def table(
+        self, table: Table, *, step: int | Collection[int] | None = None, rank: OfRanks = None
+    ) -> nw.LazyFrame[Any]:
         """The rows of a table, as of now, with the writing ``rank`` as last column (int32).
 
         Args:
             table: The table.
-            step: Only the rows of this step: of a large table that is no more than a file or two.
+            step: Only the rows of this step, or of these: of a large table their files alone are looked at.
             rank: Only the rows of this rank, or of these, whose files alone are looked at; by default those of all.
 
         Raises:
             RunDamaged: a Parquet part cannot be read.
         """
-        frame: nw.LazyFrame[Any] = nw.from_native(self._frame(table, step, rank))
-        return frame if step is None else frame.filter(nw.col("step") == step)
+        steps = None if step is None else sorted({step} if isinstance(step, int) else set(step))
+        frame: nw.LazyFrame[Any] = nw.from_native(self._frame(table, steps, rank))
+        return frame if steps is None else frame.filter(nw.col("step").is_in(steps))
 
     def stamp(self, table: Table, *, rank: OfRanks = None) -> Stamp:
         """What tells this moment of a table, or of one rank's, from another: the same means that no row was added."""
@@ -251,29 +254,31 @@ class Run(TableFrames, NotebookRepr):
             small = self._small.get(self._connection, table, rank, self._scan.stamp(table, rank))
             if small is not None and (rows := small.rows(others)) is not None:
                 return rows
-        relation = self._relation(table, step, rank)
+        relation = self._relation(table, None if step is None else (step,), rank)
         if equals:
             relation = relation.filter(reduce(and_, starmap(is_equal, equals.items())))
         relation = relation.order(", ".join(("rank", *ORDER[table])))
         columns = relation.select(*map(duckdb.ColumnExpression, arrow_schema(table).names)).to_arrow_table().columns
         return rows_from(table, columns)
 
-    def _frame(self, table: Table, step: int | None, rank: OfRanks) -> Any:
-        """The table as it is now; what does not grow with the training, and one step, are DuckDB's with any engine."""
-        if self._engine is None or step is not None or table not in GROWING_TABLES:
-            return self._relation(table, step, rank)
+    def _frame(self, table: Table, steps: Sequence[int] | None, rank: OfRanks) -> Any:
+        """The table as it is now; what does not grow with the training, and some steps, come by DuckDB always."""
+        if self._engine is None or steps is not None or table not in GROWING_TABLES:
+            return self._relation(table, steps, rank)
         key = table, rank, self._scan.stamp(table, rank)
         return self._engine.frame(key, table, lambda: self._scan.pieces(table, rank=rank))
 
-    def _relation(self, table: Table, step: int | None = None, rank: OfRanks = None) -> duckdb.DuckDBPyRelation:
+    def _relation(
+        self, table: Table, steps: Sequence[int] | None = None, rank: OfRanks = None
+    ) -> duckdb.DuckDBPyRelation:
         """The table as it is now; binding hundreds of parts takes a while, so the same state is bound once a thread."""
         connection, stamp = self._connection, self._scan.stamp(table, rank)
         known = self._local.relations.get((table, rank))
-        if known is not None and known[0] == stamp and step is None:
+        if known is not None and known[0] == stamp and steps is None:
             return cast(duckdb.DuckDBPyRelation, known[1])
         if (small := self._small.get(connection, table, rank, stamp)) is not None:
             return connection.from_arrow(small.arrow)  # not kept here: it would keep its rows
-        if step is not None:
-            return self._scan.relation(connection, table, step=step, rank=rank)
+        if steps is not None:
+            return self._scan.relation(connection, table, steps=steps, rank=rank)
         known = self._local.relations[table, rank] = stamp, self._scan.relation(connection, table, rank=rank)
         return known[1]

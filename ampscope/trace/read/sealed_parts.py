@@ -6,7 +6,8 @@ there, are of their types and hold no null where none may be, and there are no m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,11 +33,12 @@ class Facts(NamedTuple):
     last_step: int | None
     traced: tuple[StepRows, ...] | None = None  #: of ops, what was traced; null where the footer does not tell
 
-    def may_hold(self, step: int | None) -> bool:
-        """Whether rows of ``step`` can be in the part."""
-        if step is None or self.first_step is None or self.last_step is None:
+    def may_hold(self, steps: Sequence[int] | None) -> bool:
+        """Whether rows of one of these steps, which ascend, can be in the part; None for those of any."""
+        if steps is None or self.first_step is None or self.last_step is None:
             return True
-        return self.first_step <= step <= self.last_step
+        place = bisect_left(steps, self.first_step)
+        return place < len(steps) and steps[place] <= self.last_step
 
 
 def read_facts(part: Path, table: Table, texts: dict[Path, int] | None = None) -> Facts:

@@ -66,21 +66,22 @@ class Scan:
         connection: duckdb.DuckDBPyConnection,
         table: Table,
         *,
-        step: int | None = None,
+        steps: Sequence[int] | None = None,
         rank: OfRanks = None,
     ) -> duckdb.DuckDBPyRelation:
         """The rows of ``table`` that can be read now, of all ranks or of one, with the schema's columns and `RANK`.
 
-        With a ``step``, sealed parts that cannot hold a row of it are left out; rows of others are still there.
+        With ``steps``, which ascend, sealed parts that cannot hold a row of them are left out; rows of others are
+        still there.
         """
         meant = self.meant(rank)
-        return steadily(lambda: self._bound_now(connection, table, meant, step))
+        return steadily(lambda: self._bound_now(connection, table, meant, steps))
 
     def _bound_now(
-        self, connection: duckdb.DuckDBPyConnection, table: Table, meant: Sequence[int], step: int | None
+        self, connection: duckdb.DuckDBPyConnection, table: Table, meant: Sequence[int], steps: Sequence[int] | None
     ) -> duckdb.DuckDBPyRelation:
         sealed, loaded = self._pieces_now(table, meant)
-        relations = self._sealed(connection, table, sealed, step)
+        relations = self._sealed(connection, table, sealed, steps)
         if loaded.num_rows or not relations:  # each relation that is bound takes a millisecond
             relations.insert(0, connection.from_arrow(loaded))
         return reduce(duckdb.DuckDBPyRelation.union, relations)
@@ -206,17 +207,19 @@ class Scan:
         return (rank,) if isinstance(rank, int) else rank
 
     def _sealed(
-        self, connection: duckdb.DuckDBPyConnection, table: Table, parts: list[Path], step: int | None
+        self, connection: duckdb.DuckDBPyConnection, table: Table, parts: list[Path], steps: Sequence[int] | None
     ) -> list[duckdb.DuckDBPyRelation]:
         """One relation for all parts that have the same columns, however many ranks wrote them."""
-        by_columns = self._chosen(table, parts, step)
+        by_columns = self._chosen(table, parts, steps)
         return [
             bound(connection, [*map(str, paths)]).select(selection(table, columns))
             for columns, paths in by_columns.items()
         ]
 
-    def _chosen(self, table: Table, parts: list[Path], step: int | None) -> dict[tuple[str, ...], list[Path]]:
-        """The parts that may hold a step, by their columns.
+    def _chosen(
+        self, table: Table, parts: list[Path], steps: Sequence[int] | None
+    ) -> dict[tuple[str, ...], list[Path]]:
+        """The parts that may hold some steps, by their columns.
 
         Raises:
             RunDamaged: they hold more than is read.
@@ -224,12 +227,12 @@ class Scan:
         by_columns: dict[tuple[str, ...], list[Path]] = {}
         rows = texts = 0
         for part in parts:
-            facts = self._facts_of(part, table, with_texts=step is None)
+            facts = self._facts_of(part, table, with_texts=steps is None)
             rows += facts.rows
-            texts += self._texts_of(part) if facts.may_hold(step) else 0
+            texts += self._texts_of(part) if facts.may_hold(steps) else 0
             if rows > _MOST_ROWS and table not in BULK_TABLES:
                 raise unreadable(part, f"with it {table.value} has more than the {_MOST_ROWS:,} rows that are read")
-            if facts.may_hold(step):
+            if facts.may_hold(steps):
                 by_columns.setdefault(facts.columns, []).append(part)
         if table not in BULK_TABLES:
             with naming(self._run / "rank=*" / table.value):

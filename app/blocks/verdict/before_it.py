@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
 
 import streamlit as st
 
 from ampscope.analysis.origin.closeup import Closeup
 from ampscope.analysis.precision.ranges.place_detail import PlaceDetail
-from ampscope.analysis.results import Incident, PathNode
+from ampscope.analysis.results import Incident
 from ampscope.report.figures.course import course_figure
 from ampscope.report.numbers import count, value
 from ampscope.report.safe_text import short
@@ -18,13 +17,10 @@ from blocks.basics.page_links import rank_of, way_to
 from blocks.basics.table import table
 from blocks.basics.text import heading
 from charts.course import course_chart
-from data.recorded_places import recorded_place_of
-from data.run_results import places_of
+from data.recorded_places import recorded_before
 from data.run_snapshot import RunSnapshot
 from state.pages import Page
 
-#: Recorded steps from which on there is a course.
-_FEWEST = 2
 _COLUMNS = ("Tensor", "First recorded", "Largest then", "Last recorded up to it", "Largest at last")
 
 
@@ -36,7 +32,7 @@ def before_it(run: RunSnapshot, incident: Incident, closeup: Closeup) -> None:
         incident: Its op.
         closeup: Who gave it its operands.
     """
-    seen = list(_recorded(run, incident, closeup))
+    seen = recorded_before(run, incident, closeup)
     if not seen:
         return
     heading("Over the recorded steps")
@@ -47,21 +43,6 @@ def before_it(run: RunSnapshot, incident: Incident, closeup: Closeup) -> None:
     ways = [way_to(Page.RANGES, place=key, rank=rank_of(incident)) for key, *_ in seen]
     rows = [_row(name, each, incident.step) for _, name, each in seen]
     table("Largest magnitudes in the recorded steps up to it", _COLUMNS, rows, numeric=_COLUMNS[1:], ways=ways)
-
-
-def _recorded(run: RunSnapshot, incident: Incident, closeup: Closeup) -> Iterator[tuple[str, str, PlaceDetail]]:
-    """The result and the operands that were recorded more than once, each with the key of its place and a name."""
-    if not incident.path:
-        return
-    nodes: list[tuple[str, PathNode]] = [("what the op gave", incident.path[0])]
-    nodes += [(f"operand {each.arg}", each.node) for each in closeup.operands]
-    key_of = recorded_place_of(run)
-    keys = [(name, key_of(node)) for name, node in nodes]
-    known = places_of(run, tuple(dict.fromkeys(key for _, key in keys if key is not None)))
-    for name, key in keys:
-        found = known.get(key) if key is not None else None
-        if key is not None and found is not None and bisect_right(found.course.steps, incident.step) >= _FEWEST:
-            yield key, name, found
 
 
 def _row(name: str, seen: PlaceDetail, step: int) -> tuple[str, ...]:

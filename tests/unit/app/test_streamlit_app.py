@@ -30,7 +30,7 @@ def printed(program: str, *arguments: str) -> str:
 
 def test_all_that_takes_long_is_loaded() -> None:
     program = (
-        "import sys, streamlit_app as entry; entry.load_first_page(); "
+        "import sys, streamlit_app as entry; entry.load_packages(); entry.load_results(); "
         "print(*(name for name in sys.argv[1:] if name not in sys.modules))"
     )
     heavy = ("ampscope.analysis.diagnosis.diagnosis", "ampscope.report.html.report_page", "duckdb", "plotly")

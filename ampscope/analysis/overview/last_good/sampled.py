@@ -95,7 +95,8 @@ def sampled(run: Run, rank: int, optimizer: int, good: GoodSteps) -> Sampled | N
         return None
     listed = ", ".join(map(str, steps))
     where = f"out >= 0 AND ((source = '{live}' AND step IN ({listed})) OR (source = '{now}' AND step = {good.until}))"
-    found = group_columns(rank_table(run, Table.OPS, rank), f"{_KEY}, {_MEASURED}", _KEY, where=where)
+    ops = rank_table(run, Table.OPS, rank, step=(*steps, good.until))
+    found = group_columns(ops, f"{_KEY}, {_MEASURED}", _KEY, where=where)
     sites = {site.site: site for site in run.rows(Table.SITES, rank=rank)}
     return _arranged(found, [*steps, good.until], sites)
 

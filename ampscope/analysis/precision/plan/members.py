@@ -81,8 +81,8 @@ def _given(
     steps = sorted({row.execution.step for row in rows})
     if not products or not steps:
         return
-    ops = rank_table(run, Table.OPS, rank).filter(nw.col("step").is_in(steps), nw.col("site").is_in(products))
-    edges = rank_table(run, Table.EDGES, rank).filter(nw.col("step").is_in(steps))
+    ops = rank_table(run, Table.OPS, rank, step=steps).filter(nw.col("site").is_in(products))
+    edges = rank_table(run, Table.EDGES, rank, step=steps)
     keys = ["step", "source", "seq"]
     joined = edges.select(*keys, "from_seq", "from_out").join(ops.select(*keys, "site").unique(), on=keys, how="inner")
     for edge in collect(joined):

@@ -65,7 +65,7 @@ def plan(run: Run, *, rank: int | None = None) -> Plan:
     rank = sampled_rank(run, world_of(run)) if rank is None else rank
     done = executions(run, rank)
     sites = {site.site: site for site in run.rows(Table.SITES, rank=rank)}
-    measured = measured_rows(run, rank, counted(run, rank, done)[-NEWEST:], sites=sites)
+    measured = measured_rows(run, rank, counted(run, rank, done, NEWEST)[-NEWEST:], sites=sites)
     if not measured.rows:
         return Plan(rank=rank)
     window = scale_window(run, rank)

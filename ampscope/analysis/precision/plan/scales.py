@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, FloatArray
+from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, joined
 from ampscope.analysis.tables.exponent_rows import Execution, MeasuredRow
-from ampscope.analysis.tables.lazy_tables import collect_groups, rank_table
+from ampscope.analysis.tables.lazy_tables import group_columns, rank_table
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Node, Table
 
@@ -64,16 +64,38 @@ def _largest(
     sites = {row.site.site: row for row in rows}
     scales = {(each.step, each.source): each.scale for each in done}
     nodes = {number for number, row in sites.items() if row.site.op in _NODES}
-    sizes: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+    pieces = []
     for asked, reach in ((sites.keys() - nodes, HISTORY), (nodes, _BY_TURNS)):
-        measured = {row.execution for row in rows if row.site.site in asked}
-        for step, source, site, out, top in _extremes(run, rank, asked, _steps_before(measured, done, reach)):
-            scale = scales.get((step, source))
-            if scale is not None:
-                seen = sizes[site, out]
-                own = top / (scale if sites[site].is_gradient else 1.0)
-                seen[step] = max(seen.get(step, 0.0), own)
-    return {place: (sorted(seen), [seen[step] for step in sorted(seen)]) for place, seen in sizes.items()}
+        steps = _steps_before({row.execution for row in rows if row.site.site in asked}, done, reach)
+        if asked and steps:
+            pieces.append(_extremes(run, rank, asked, steps))
+    if not pieces:
+        return {}
+    seen = joined(pieces)
+    executed = zip(seen.ints("step").tolist(), seen.arrays["source"].tolist(), strict=True)
+    scale = np.array([scales.get(each, np.nan) for each in executed])
+    is_gradient = np.isin(seen.ints("site"), [number for number, row in sites.items() if row.is_gradient])
+    sizes = seen.floats("size") / np.where(is_gradient, scale, 1.0)
+    return _by_place(seen.where(~np.isnan(scale)), sizes[~np.isnan(scale)])
+
+
+def _by_place(seen: Columns, sizes: FloatArray) -> dict[tuple[int, int], tuple[list[int], list[float]]]:
+    """The steps of each site and output, ascending, and the largest of their sizes in each."""
+    if not len(seen):
+        return {}
+    keys = np.stack([seen.ints("site"), seen.ints("out"), seen.ints("step")])
+    order = np.lexsort(keys[::-1])
+    keys, sizes = keys[:, order], sizes[order]
+    begins = np.flatnonzero(np.append(True, (np.diff(keys) != 0).any(axis=0)))
+    tops, steps = np.maximum.reduceat(sizes, begins).tolist(), keys[2, begins].tolist()
+    places = keys[:2, begins]
+    firsts = np.flatnonzero(np.append(True, (np.diff(places) != 0).any(axis=0))).tolist()
+    named = map(tuple, places[:, firsts].T.tolist())
+    ends = [*firsts[1:], len(steps)]
+    return {
+        (site, out): (steps[begin:end], tops[begin:end])
+        for (site, out), begin, end in zip(named, firsts, ends, strict=True)
+    }
 
 
 def _steps_before(measured: Iterable[Execution], done: Sequence[Execution], reach: int) -> set[int]:
@@ -90,14 +112,9 @@ def _steps_before(measured: Iterable[Execution], done: Sequence[Execution], reac
     return found
 
 
-def _extremes(
-    run: Run, rank: int, sites: Iterable[int], steps: Iterable[int]
-) -> list[tuple[int, str, int, int, float]]:
+def _extremes(run: Run, rank: int, sites: Iterable[int], steps: Collection[int]) -> Columns:
     """Step, source, site, output and its largest magnitude, where all of it was finite."""
     size = 'max(greatest(abs("min"), abs("max")))'
     keys = "step, source, site, out"
-    places, times = (", ".join(map(str, each)) for each in (sites, steps))
-    if not places or not times:
-        return []
-    where = f'site IN ({places}) AND step IN ({times}) AND isfinite("min") AND isfinite("max")'
-    return collect_groups(rank_table(run, Table.OPS, rank), f"{keys}, {size} AS size", keys, where=where)
+    where = f'site IN ({", ".join(map(str, sites))}) AND isfinite("min") AND isfinite("max")'
+    return group_columns(rank_table(run, Table.OPS, rank, step=steps), f"{keys}, {size} AS size", keys, where=where)

@@ -36,9 +36,8 @@ def flushed_gradients(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, F
     if not lost:
         return {}
     sites = {site.site: site for site in run.rows(Table.SITES, rank=rank) if site.op == Node.GRADIENT}
-    steps = ", ".join(map(str, sorted(lost)[-_MOST_STEPS:]))
-    where = f"step IN ({steps}) AND zeros IS NOT NULL AND site IN ({', '.join(map(str, sites)) or -1})"
-    ops = rank_table(run, Table.OPS, rank)
+    where = f"zeros IS NOT NULL AND site IN ({', '.join(map(str, sites)) or -1})"
+    ops = rank_table(run, Table.OPS, rank, step=sorted(lost)[-_MOST_STEPS:])
     by_run: dict[str, dict[tuple[int, str], tuple[int, int, int]]] = defaultdict(dict)
     for source, step, site, zeros, numel in collect_groups(
         ops, "source, step, site, sum(zeros), sum(numel)", "source, step, site", where=where

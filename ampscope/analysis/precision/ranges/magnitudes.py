@@ -77,9 +77,8 @@ def magnitudes(run: Run, rank: int, sampled: Sampled, *, whole: bool = True) -> 
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    ops = rank_table(run, Table.OPS, rank)
-    course = _summed(ops, "step", sampled.where_course)
-    sums = _by_stretch(ops, sampled) if whole and sampled.bits else course
+    course = _summed(rank_table(run, Table.OPS, rank, step=sampled.course), "step", sampled.where)
+    sums = _by_stretch(rank_table(run, Table.OPS, rank), sampled) if whole and sampled.bits else course
     if not len(sums):
         return [], Cells()
     different, of_sums = _keys(sums)

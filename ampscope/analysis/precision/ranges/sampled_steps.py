@@ -71,11 +71,6 @@ class Sampled:
         """The others."""
         return f"{self.where} AND step IN ({_listed(self.mixed) or -1})"
 
-    @property
-    def where_course(self) -> str:
-        """Of these, the rows of the steps of the course."""
-        return f"{self.where} AND step IN ({_listed(self.course) or -1})"
-
 
 def _listed(steps: Sequence[int]) -> str:
     return ", ".join(map(str, steps))

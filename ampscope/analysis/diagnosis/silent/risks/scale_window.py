@@ -103,12 +103,11 @@ def _scale_at(history: History, step: int) -> float | None:
 def _newest_measured(make: Warnings) -> int | None:
     """The newest step with full statistics of its gradients, among the newest that a course is drawn through."""
     live = source_of(Source.LIVE, 0)
-    ops = rank_table(make.run, Table.OPS, make.sites.rank)
     backward = [number for number, site in make.sites.rows.items() if site.phase == Phase.BACKWARD]
     if not backward or not make.measured.live or not make.measured.course:
         return None
-    newest, backward_sites = (", ".join(map(str, each)) for each in (make.measured.course[-EACH_SCALE:], backward))
-    where = f"source = '{live}' AND step IN ({newest}) AND subnormals IS NOT NULL AND site IN ({backward_sites})"
+    ops = rank_table(make.run, Table.OPS, make.sites.rank, step=make.measured.course[-EACH_SCALE:])
+    where = f"source = '{live}' AND subnormals IS NOT NULL AND site IN ({', '.join(map(str, backward))})"
     found = collect_expressions(ops, "step", where=where, order="step DESC", limit=1)
     return int(found[0][0]) if found else None
 
