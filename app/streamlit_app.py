@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib
 import threading
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ from starlette.routing import Route
 
 from ampscope.errors import AmpscopeError
 from data.address_lookup import never_look_up
+from data.garbage import collect_seldom, set_aside
 from first_paint import StyleInPage
 from no_delay import send_at_once
 from state.pages import Page
@@ -24,9 +24,6 @@ from state.pages import Page
 #: What the first page needs beside Streamlit. Never pandas: Plotly takes hold of it as soon as its loading has begun,
 #: so that a figure drawn meanwhile in another thread would end in an error.
 FIRST_PAGE = ("blocks.frame.top_bar", "charts.stack", "data.downloads", "plotly.graph_objects")
-#: Objects made before the collector of garbage looks at the youngest, and looks before it does at older ones. What an
-#: analysis makes is many and lives long: as Python has it, a sixth of the time of a verdict goes into looks in vain.
-_BETWEEN_LOOKS = (50_000, 20, 100)
 
 
 def load_packages() -> None:
@@ -52,6 +49,7 @@ def load_results() -> None:
 def keep_working() -> None:
     """Load what the first page tells, then what the others of a run that is looked at do."""
     load_results()
+    set_aside()
     from data.ahead import work_ahead
 
     work_ahead()
@@ -60,7 +58,7 @@ def keep_working() -> None:
 @asynccontextmanager
 async def loading(_: st.App) -> AsyncIterator[None]:
     """Begins with the server, before it opens its socket."""
-    gc.set_threshold(*_BETWEEN_LOOKS)
+    collect_seldom()
     send_at_once(asyncio.get_running_loop())
     for work in (load_packages, keep_working):  # one loads while the other waits for the database
         threading.Thread(target=work, name=f"ampscope-{work.__name__}", daemon=True).start()

@@ -15,6 +15,7 @@ from queue import Empty, Full, Queue
 from ampscope.analysis.results import Incident
 from ampscope.errors import AmpscopeError
 from data.cache import cached
+from data.garbage import set_aside
 from data.named_items import named_items
 from data.recorded_places import recorded_before
 from data.run_results import (
@@ -47,14 +48,23 @@ def look_ahead(run: RunSnapshot) -> None:
 
 def work_ahead() -> None:
     """Work out what `look_ahead` asks for, for as long as the server runs."""
+    known: RunSnapshot | None = None
     while True:
         run = _wanted.get()
         time.sleep(_PAUSE)
-        for name in RESULTS:
-            if not _wanted.empty():
-                break
-            with suppress(AmpscopeError):  # the page says what is wrong
-                worked_out(run, name)
+        if run != known and _work_out(run):
+            set_aside()
+            known = run
+
+
+def _work_out(run: RunSnapshot) -> bool:
+    """Work out what the pages of a run ask for; whether all of it is there before another visit."""
+    for name in RESULTS:
+        if not _wanted.empty():
+            return False
+        with suppress(AmpscopeError):  # the page says what is wrong
+            worked_out(run, name)
+    return True
 
 
 def _of_ranges(run: RunSnapshot) -> None:

@@ -7,10 +7,10 @@ there, are of their types and hold no null where none may be, and there are no m
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import duckdb
 import pyarrow as pa
@@ -22,6 +22,9 @@ from ampscope.trace.files.traced_index import StepRows, read_index
 from ampscope.trace.read.column_check import wrong_with
 from ampscope.trace.read.part_sizes import refuse_too_much, text_bytes
 from ampscope.trace.schema import Table
+
+#: Rows that are read sooner by several threads.
+_MANY_ROWS = 1 << 16
 
 
 class Facts(NamedTuple):
@@ -54,15 +57,19 @@ def read_facts(part: Path, table: Table, texts: dict[Path, int] | None = None) -
         RunDamaged: it cannot be read, or is no part of that table.
     """
     with naming(part), open_regular(part) as file:
-        size = file.seek(0, 2)
         footer = pq.read_metadata(file)
-        schema = footer.schema.to_arrow_schema()
-        bounds = list(_step_bounds(footer))
-        if why := wrong_with(table, schema):
-            raise unreadable(part, why)
-        refuse_too_much(footer, size, table, part)
+        facts = _facts_in(footer, file.seek(0, 2), table, part)
         if texts is not None:
             texts[part] = text_bytes(file, footer, part)
+    return facts
+
+
+def _facts_in(footer: pq.FileMetaData, size: int, table: Table, part: Path) -> Facts:
+    schema = footer.schema.to_arrow_schema()
+    bounds = list(_step_bounds(footer))
+    if why := wrong_with(table, schema):
+        raise unreadable(part, why)
+    refuse_too_much(footer, size, table, part)
     columns, rows = tuple(schema.names), footer.num_rows
     traced = read_index(footer.metadata, rows) if table is Table.OPS else None
     if not bounds or None in bounds:
@@ -81,20 +88,34 @@ def texts_in(part: Path) -> int:
         return text_bytes(file, pq.read_metadata(file), part)
 
 
-def read_part(part: Path, columns: list[str] | None = None) -> pa.Table:
-    """Some columns of a part, by default all; those that it does not have are left out.
+def read_part(part: Path) -> pa.Table:
+    """All columns of a part.
 
     Raises:
         FileNotFoundError: the part has been deleted since it was listed.
         RunDamaged: it cannot be read.
     """
     with naming(part), open_regular(part) as opened, pq.ParquetFile(opened) as file:
-        known = file.schema_arrow.names
-        wanted = known if columns is None else [name for name in columns if name in known]
-        text_bytes(opened, file.metadata, part, loaded=wanted)
-        rows = file.read(wanted)
-        rows.validate(full=True)
-        return rows
+        return _read(opened, file, part, file.schema_arrow.names)
+
+
+def read_columns(part: Path, table: Table, columns: Collection[str]) -> tuple[Facts, pa.Table]:
+    """What the footer tells, and some columns, of a file that is opened once; those that it does not have are left out.
+
+    Raises:
+        FileNotFoundError: the part has been deleted since it was listed.
+        RunDamaged: it cannot be read, or is no part of that table.
+    """
+    with naming(part), open_regular(part) as opened, pq.ParquetFile(opened) as file:
+        facts = _facts_in(file.metadata, opened.seek(0, 2), table, part)
+        return facts, _read(opened, file, part, [name for name in facts.columns if name in columns])
+
+
+def _read(opened: BinaryIO, file: pq.ParquetFile, part: Path, columns: list[str]) -> pa.Table:
+    text_bytes(opened, file.metadata, part, loaded=columns)
+    rows = file.read(columns, use_threads=file.metadata.num_rows > _MANY_ROWS)
+    rows.validate(full=True)
+    return rows
 
 
 def bound(connection: duckdb.DuckDBPyConnection, parts: list[str]) -> duckdb.DuckDBPyRelation:

@@ -24,6 +24,7 @@ from ampscope.trace.read.sealed_parts import (
     Facts,
     bound,
     naming,
+    read_columns,
     read_facts,
     read_part,
     texts_in,
@@ -269,8 +270,8 @@ class Scan:
         return rows
 
     def _read_columns(self, part: Path, table: Table, columns: list[str]) -> pa.Table:
-        self._facts_of(part, table)
-        return upgraded(table, read_part(part)) if self._older(table, [part]) else read_part(part, columns)
+        self._facts[part], rows = read_columns(part, table, columns)
+        return upgraded(table, read_part(part)) if self._older(table, [part]) else rows
 
     def _older(self, table: Table, parts: list[Path]) -> list[Path]:
         """The parts whose rows have to be loaded and upgraded: never those of a large table."""

@@ -26,8 +26,9 @@ def tabs(key: str, parts: Mapping[str, Callable[[], None]]) -> None:
         st.session_state[key] = names[asked]
     drawn = st.tabs(list(parts), key=key, on_change="rerun")
     for tab, draw in zip(drawn, parts.values(), strict=True):
-        with tab:
-            draw()
+        if tab.open:  # a click on another draws the page again
+            with tab:
+                draw()
     chosen = next((name for name, tab in zip(names, drawn, strict=True) if tab.open), next(iter(names)))
     set_choice(is_default=chosen == next(iter(names)), tab=chosen)
     st.session_state[f"_chosen_{_NAME}"] = chosen

@@ -84,6 +84,15 @@ def walk(page: Page) -> Iterator[str]:
         yield name
 
 
+def each_tab(page: Page) -> Iterator[str]:
+    """Open the tabs of a page one after the other; yields their names, or nothing's once where it has none."""
+    for name in page.get_by_role("tab").all_inner_texts() or [""]:
+        if name:
+            page.get_by_role("tab", name=name, exact=True).click()
+            settle(page)
+        yield name
+
+
 def settle(page: Page) -> None:
     """Wait until the script has run to its end and the figures stand still."""
     page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=PATIENCE_MS)

@@ -13,7 +13,7 @@ pytest.importorskip("playwright", reason="needs the dev extra: pip install 'amps
 from playwright.sync_api import Browser, Page
 
 from state.pages import Page as Place
-from tests.integration.browser.driver import goto
+from tests.integration.browser.driver import each_tab, goto
 from tests.integration.browser.watched import Watched
 from tests.support.paths import ROOT
 
@@ -59,6 +59,7 @@ def test_no_page_has_a_violation(browser: Browser, address: str, axe: str, theme
     for place in Place:
         for run in ("attention-overflow", "ranks"):
             goto(page, address, place.url_path, run=run)
-            found[f"{place.title} of {run}"] = violations(page, axe)
+            for tab in each_tab(page):
+                found[f"{place.title} of {run} {tab}"] = violations(page, axe)
     page.close()
     assert {place: lines for place, lines in found.items() if lines} == {}

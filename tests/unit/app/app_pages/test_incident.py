@@ -28,14 +28,14 @@ def test_a_link_opens_the_incident_that_it_names(show: Show) -> None:
 
 
 def test_the_way_leads_from_the_origin_to_the_loss(show: Show) -> None:
-    words = " ".join(show("overflow", "incident").words.split())
+    words = " ".join(show("overflow", "incident", tab="the-path").words.split())
     chain = words[words.index("blocks.3.attn bmm origin") :]
     assert chain.index("origin") < chain.index("softmax") < chain.index("loss reached")
     assert "outside the watched modules" in words
 
 
 def test_every_remedy_says_whether_it_was_tried(show: Show) -> None:
-    words = show("overflow", "incident").words
+    words = show("overflow", "incident", tab="what-to-change").words
     for mark in ("tried on this step: cures it", "not tried: ", "tried on this step: does not cure it"):
         assert mark in words
 
@@ -45,11 +45,11 @@ def test_how_it_was_found_and_checked_is_told(show: Show) -> None:
     assert "came out the same in all that is compared" in words
     assert "In float32 the same step stays finite" in words
     assert "and 4 more parameters" in words
-    assert "14 inf" in words
+    assert "14 inf" in show("overflow", "incident", tab="evidence").words
 
 
 def test_a_long_path_keeps_its_ends_and_counts_the_rest(show: Show) -> None:
-    assert "27 more ops" in show("hostile", "incident").words
+    assert "27 more ops" in show("hostile", "incident", tab="the-path").words
 
 
 def test_an_incident_of_unknown_origin_says_how_to_see_more(show: Show) -> None:
@@ -61,7 +61,7 @@ def test_one_of_known_origin_does_not(show: Show) -> None:
 
 
 def test_without_kept_operands_it_says_how_to_keep_them(show: Show) -> None:
-    words = show("overflow", "incident").words
+    words = show("overflow", "incident", tab="take-it-along").words
     assert "save_tensors=True" in words
 
 
@@ -118,7 +118,7 @@ def test_before_the_first_step_none_was_good(show: Show, failing: TraceBuilder) 
 
 def test_healthy_neighbours_stand_beside_the_origin(show: Show, failing: TraceBuilder) -> None:
     failing.close()
-    words = " ".join(show("failing", "incident", real=True).words.split())
+    words = " ".join(show("failing", "incident", real=True, tab="the-path").words.split())
     assert "what the origin read mm operand 0 -1 to 1" in words
     assert "What else read the origin's result relu b inf" in words
 
@@ -129,7 +129,7 @@ def test_what_was_tried_is_told_in_words(show: Show, failing: TraceBuilder) -> N
     failing.replay(Change.SCALE, Trial.NONFINITE, scale=1024.0, loss=None)
     failing.replay(Change.MODULES_FP32, Trial.UNAVAILABLE, modules=("a", "(loss)"), reason="out of memory")
     failing.close()
-    words = " ".join(show("failing", "incident", real=True).words.split())
+    words = " ".join(show("failing", "incident", real=True, tab="what-was-tried").words.split())
     assert "everything in float32 \N{CHECK MARK} finite: cures this step 2.5 -7 to 90,000 250 ms" in words
     assert "a loss scale of 1,024 (2¹⁰) \N{MULTIPLICATION X} still not finite" in words
     assert "a and the loss code in float32 could not be run: out of memory" in words
@@ -163,7 +163,7 @@ def test_an_outcome_of_a_strangers_trace_is_none_that_cures() -> None:
 def test_float32_shows_how_far_beyond_float16_the_result_reaches(show: Show, failing: TraceBuilder) -> None:
     failing.replay(Change.FP32, Trial.FINITE, op_min=-7.0, op_max=90000.0)
     failing.close()
-    assert "in float32 this op reaches 90,000" in show("failing", "incident", real=True).words
+    assert "in float32 this op reaches 90,000" in show("failing", "incident", real=True, tab="evidence").words
 
 
 def test_a_link_leads_into_the_step_at_the_origin(show: Show, failing: TraceBuilder) -> None:
@@ -175,11 +175,12 @@ def test_a_link_leads_into_the_step_at_the_origin(show: Show, failing: TraceBuil
 
 def test_every_part_of_the_path_leads_on(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMPSCOPE_RUNS", str(SAMPLES))
-    shown = show("attention-overflow", "incident", real=True)
-    (graph,) = (body for body in shown.raw if 'class="amp-graph' in body)
+    path = show("attention-overflow", "incident", real=True, tab="the-path")
+    (graph,) = (body for body in path.raw if 'class="amp-graph' in body)
     for way in ("replay?run=attention-overflow&amp;op=", "precision?run=attention-overflow", "ranges?run="):
         assert f'href="{way}' in graph
     assert 'href=""' not in graph
+    shown = show("attention-overflow", "incident", real=True)
     (names,) = (body for body in shown.raw if 'class="amp-code amp-names"' in body)
     assert names.count('href="ranges?run=attention-overflow&amp;place=') == 12
     before = shown.tables["Largest magnitudes in the recorded steps up to it"]
@@ -204,7 +205,7 @@ def test_a_failed_op_can_be_taken_along_as_a_script(show: Show, failing: TraceBu
     run = failing.close()
     call = replace(MM, step=0, seq=1, op="aten.bmm.default")
     save(run, content(call), call=call)
-    shown = show("failing", "incident", real=True)
+    shown = show("failing", "incident", real=True, tab="take-it-along")
     assert [button.proto.label for button in shown.test.get("download_button")] == ["repro.py"]
     assert "as it ran and in a wider dtype" in shown.words
     assert "save_tensors" not in shown.words
@@ -214,7 +215,7 @@ def test_operands_that_cannot_be_read_leave_the_page_usable(show: Show, failing:
     run = failing.close()
     call = replace(MM, step=0, seq=1, op="aten.bmm.default")
     save(run, content(call)[:40], call=call)
-    shown = show("failing", "incident", real=True)
+    shown = show("failing", "incident", real=True, tab="take-it-along")
     assert "is not a whole file of operands" in shown.words
     assert "bmm" in shown.words
 
@@ -234,9 +235,12 @@ def test_names_in_the_surroundings_stay_text(show: Show, tmp_path: Path, monkeyp
     trace.edge(1, 2)
     trace.incident(trigger="nonfinite_loss", loss=float("nan"))
     trace.close()
-    for body in show("nasty", "incident", real=True).raw:
-        assert "<script" not in body
-        assert "<b>bold" not in body
+    tabs = [tab.label.lower().replace(" ", "-") for tab in show("nasty", "incident", real=True).test.tabs]
+    assert "the-path" in tabs
+    for tab in tabs:
+        shown = show("nasty", "incident", real=True, tab=tab)
+        assert shown.address.get("tab", tabs[0]) == tab
+        assert not [body for body in shown.raw if "<script" in body or "<b>bold" in body]
 
 
 def test_nothing_wrong_is_a_sentence_not_an_empty_page(show: Show) -> None:
