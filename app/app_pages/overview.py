@@ -121,7 +121,7 @@ def scale_and_checks(run: RunSnapshot) -> None:
         passed, applies = sum(each.passed for each in checks), sum(each.applies for each in checks)
         all_of_them = "All" if passed == applies else f"{passed} of"
         heading("What was checked")
-        paragraph(f"{all_of_them} {count(applies, 'check')} of the loop found it right.")
+        paragraph(f"{all_of_them} {count(applies, 'check')} of the loop found no mistake.")
         to_usage("All that was checked")
 
 

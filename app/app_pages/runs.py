@@ -73,7 +73,7 @@ def found_runs(search: str) -> None:
     rows = {key: row(run, summaries[run.path], known.verdict(summaries[run.path])) for key, run in offered.items()}
     matches = [key for key, run in offered.items() if summaries[run.path].matches(search, *searched_words(rows[key]))]
     if matches:
-        paragraph(f"{count(len(matches), 'run')}, the newest first.")
+        paragraph(f"{count(len(matches), 'run')}; loss and loss scale are those of the newest step.")
         to_compare()
         ways = [Way(Page.OVERVIEW, {"run": key}) for key in matches]
         width = len(_COLUMNS) - (not any(one.tags for one in summaries.values()))  # no room for what nobody uses

@@ -33,6 +33,7 @@ def usage_page() -> None:
         mistake(run, name, finding)
     heading("What was checked")
     st.html(checks_html(checks))
+    st.caption("A tick means that no step shows the mistake; the loop may do nothing of the kind at all.")
 
 
 def summary(found: int, checks: tuple[Check, ...]) -> None:

@@ -160,7 +160,7 @@ def many(page: Page, times: Times, address: str) -> None:
         page.get_by_role("textbox", name="Search", exact=True).fill("run-0123")
         page.get_by_role("textbox", name="Search", exact=True).press("Enter")
         page.wait_for_function(
-            "() => document.querySelector('[data-testid=stMain]').innerText.includes('1 run,')",
+            "() => document.querySelector('[data-testid=stMain]').innerText.includes('1 run;')",
             timeout=120_000,
             polling="raf",
         )

@@ -6,6 +6,9 @@ from ampscope.report.figures.plan.matrix import Cell, MatrixRow, PlanMatrix
 from ampscope.report.html.markup import as_html
 from ampscope.report.wording.plan_words import module_words
 
+#: Formats that fit a telephone; with more the table is scrolled there.
+_FIT = 5
+
 
 def plan_matrix_html(figure: PlanMatrix) -> str:
     """The figure; nothing without rows."""
@@ -14,9 +17,10 @@ def plan_matrix_html(figure: PlanMatrix) -> str:
     heads = "".join(f'<th scope="col">{as_html(name)}</th>' for name in figure.columns)
     rows = "".join(map(_row, figure.rows))
     key = "".join(f'<span><i class="{kind}"></i>{as_html(words)}</span>' for kind, words in figure.key)
+    aside = '<small class="amp-aside">More formats to the right</small>' if len(figure.columns) > _FIT else ""
     left_out = f"; {as_html(figure.left_out)} not shown" if figure.left_out else ""
     return (
-        f'<div class="amp-scroll"><table class="amp-matrix" aria-label="{as_html(figure.label)}">'
+        f'<div class="amp-scroll">{aside}<table class="amp-matrix" aria-label="{as_html(figure.label)}">'
         f'<thead><tr><th scope="col">module</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
         f'<div class="amp-matrix-key">{key}</div><div class="amp-place">{as_html(figure.unit)}{left_out}</div>'
     )

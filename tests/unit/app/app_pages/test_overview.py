@@ -41,7 +41,7 @@ def test_the_tiles_count_steps_skips_and_cost(show: Show) -> None:
 def test_a_healthy_run_says_what_its_scale_did_and_what_was_checked(show: Show) -> None:
     words = " ".join(show("healthy").words.split())
     assert "The loss scale It calibrated from 65,536" in words
-    assert re.search(r"What was checked All \d+ checks of the loop found it right\.", words)
+    assert re.search(r"What was checked All \d+ checks of the loop found no mistake\.", words)
     assert "What was checked" not in show("overflow").words
 
 

@@ -154,6 +154,10 @@ def test_the_rows_of_a_step_come_from_the_parts_that_can_hold_it(
         assert [row.seq for row in run.rows(Table.OPS, step=3)] == [0, 1, 2]
         assert run.table(Table.OPS, step=5).collect()["step"].to_list() == [5, 5, 5]
         assert run.rows(Table.OPS, step=7) == []
+        assert sorted(run.table(Table.OPS, step=(5, 3, 3)).collect()["step"].to_list()) == [3, 3, 3, 5, 5, 5]
+        assert len(run.table(Table.OPS, step=()).collect()) == 0
+        with pytest.raises(RunDamaged, match="part-000000"):
+            run.table(Table.OPS, step=(1, 5))
 
 
 class TestOpenRun:
