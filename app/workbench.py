@@ -12,7 +12,7 @@ from blocks.frame.navigation import page_of
 from blocks.frame.new_runs import await_runs
 from blocks.frame.other_runs import other_runs
 from blocks.frame.sidebar import side_bar, unreadable_side_bar
-from blocks.frame.tab import tab_icon, tab_of
+from blocks.frame.tab import label_tab, last_tab, tab_of
 from blocks.frame.top_bar import top_bar
 from blocks.frame.welcome import samples_only, unreachable, welcome
 from data.ahead import look_ahead
@@ -24,7 +24,7 @@ from state.query_params import params_written_once
 #: Pixels: the names of the pages, and no more.
 _SIDE_BAR = 208
 
-st.set_page_config(page_title="AMPscope", page_icon=tab_icon(), layout="wide", initial_sidebar_state=_SIDE_BAR)
+st.set_page_config(*last_tab(), layout="wide", initial_sidebar_state=_SIDE_BAR)
 shown = st.navigation([page_of(one) for one in Page], position="hidden")  # links of ours name the run
 page = next(one for one in Page if one.url_path == shown.url_path)
 folders = run_folders()
@@ -47,8 +47,7 @@ with params_written_once(page.url_path):
         if all(run.is_sample for run in offered.values()):
             samples_only([folder for folder in folders if folder not in silent])
         other_runs(offered)
-        tab = tab_of(current_run(), with_verdict=page is not Page.RUNS)
-        st.set_page_config(page_title=tab.title, page_icon=tab.icon)
+        label_tab(tab_of(current_run(), with_verdict=page is not Page.RUNS))
         shown.run()
         look_ahead(current_run())
     except AmpscopeError as error:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+import streamlit as st
+
 from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.errors import AmpscopeError
 from ampscope.report.palette import ALARM, DTYPES, GOOD, SEVERITIES
@@ -18,6 +20,7 @@ from data.run_results import diagnosis_of
 from data.run_snapshot import RunSnapshot
 
 _NONFINITE = frozenset(one.value for one in Trigger if one.value.startswith("nonfinite"))
+_LAST = "_ampscope_tab"
 #: Characters of a run's name.
 _LONGEST = 40
 _WAVE = "M4 17h6l3-9 6 16 3-7h6"
@@ -51,6 +54,18 @@ def tab_of(run: RunSnapshot, *, with_verdict: bool) -> Tab:
     state = _state(diagnosis) if diagnosis else ""
     icon = tab_icon(diagnosis.verdict if diagnosis else None, is_live=run.is_open)
     return Tab(f"{state}{short(told_name(Path(run.path)), _LONGEST)} - AMPscope", icon)
+
+
+def label_tab(tab: Tab) -> None:
+    """Have the browser's tab say it, and say it still while the page is drawn again."""
+    st.set_page_config(page_title=tab.title, page_icon=tab.icon)
+    st.session_state[_LAST] = tab
+
+
+def last_tab() -> Tab:
+    """What the tab has said so far: a page that is drawn anew takes a moment to know."""
+    last = st.session_state.get(_LAST)
+    return last if isinstance(last, Tab) else Tab("AMPscope", tab_icon())
 
 
 def tab_icon(verdict: Verdict | None = None, *, is_live: bool = False) -> str:

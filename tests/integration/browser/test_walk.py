@@ -9,7 +9,7 @@ pytest.importorskip("playwright", reason="needs the dev extra: pip install 'amps
 
 from playwright.sync_api import expect
 
-from tests.integration.browser.driver import PAGES, goto, serve, settle, walk
+from tests.integration.browser.driver import PAGES, each_tab, goto, serve, settle, walk
 from tests.integration.browser.watched import Watched
 from tests.support.scenes import overflow
 from tests.support.trace_builder import TraceBuilder
@@ -26,10 +26,24 @@ OTHER_SAMPLES = [pytest.param(name, marks=pytest.mark.slow) for name in ("clip-b
 def test_every_page_is_drawn_without_a_complaint(watched: Watched, address: str, run: str) -> None:
     goto(watched.page, address, "", run=run)
     for place in walk(watched.page):
-        assert watched.page.locator("[data-testid=stException]").count() == 0, place
+        for tab in each_tab(watched.page):
+            assert watched.page.locator("[data-testid=stException]").count() == 0, (place, tab)
     expect(watched.page).to_have_url(re.compile(rf"[?&]run={re.escape(run.replace('/', '%2F'))}(&|$)"))
     assert watched.complaints == []
     assert watched.hosts <= {"localhost", None}
+
+
+def test_the_browsers_tab_says_how_the_run_is_while_pages_are_drawn(watched: Watched, address: str) -> None:
+    goto(watched.page, address, "", run="overflow")
+    watched.page.evaluate(
+        "() => { window.titles = [document.title]; new MutationObserver(() => window.titles.push(document.title))"
+        ".observe(document.head, { subtree: true, childList: true, characterData: true }) }"
+    )
+    for _ in walk(watched.page):
+        pass
+    told = set(watched.page.evaluate("window.titles"))
+    assert len(told) > 1  # Runs and Wall say no verdict
+    assert all(title.endswith("overflow - AMPscope") for title in told), told
 
 
 def test_an_empty_folder_says_how_to_make_a_run(watched: Watched, tmp_path: Path) -> None:
@@ -45,14 +59,15 @@ def test_an_empty_folder_says_how_to_make_a_run(watched: Watched, tmp_path: Path
 def test_hostile_names_stay_text_and_nothing_runs_off_the_page(watched: Watched, address: str, place: str) -> None:
     page = watched.page
     goto(page, address, place, run="hostile")
-    assert page.locator("a[href*='example.com']").count() == 0
-    assert page.get_by_text("bold", exact=True).count() == 0
-    assert page.locator(".katex").count() == 0
     main = page.locator("[data-testid=stMain]")
-    for width in (1280, 480):
-        page.set_viewport_size({"width": width, "height": 900})
-        settle(page)
-        assert main.evaluate("one => one.scrollWidth - one.clientWidth") <= 1, width
+    for tab in each_tab(page):
+        assert page.locator("a[href*='example.com']").count() == 0
+        assert page.get_by_text("bold", exact=True).count() == 0
+        assert page.locator(".katex").count() == 0
+        for width in (1280, 480):
+            page.set_viewport_size({"width": width, "height": 900})
+            settle(page)
+            assert main.evaluate("one => one.scrollWidth - one.clientWidth") <= 1, (tab, width)
     assert watched.complaints == []
 
 

@@ -92,7 +92,7 @@ def _slope_of_power(op: Executed) -> Match | None:
 ENTRIES = (
     CauseEntry(
         cause=Cause.LOG_ZERO,
-        noun="the logarithm of zero",
+        noun="a logarithm of zero or less",
         sentence=_no_logarithm,
         remedies=(
             Remedy(
