@@ -6,7 +6,7 @@ from functools import partial
 
 import streamlit as st
 
-from ampscope.analysis.precision.plan.formats import NAMES
+from ampscope.analysis.precision.plan.formats import NAMES, SCALED
 from ampscope.analysis.precision.plan.plan import Plan
 from ampscope.report.figures.plan.matrix import plan_matrix
 from ampscope.report.figures.plan.scale_bars import scale_bars
@@ -106,7 +106,8 @@ def to_paste(run: RunSnapshot, name: str | None) -> None:
     )
     for each in names:
         if code := found.code[each]:
-            st.caption(f"For {head(each)}:")
+            alone = " (torchao converts Linear modules alone)" if each in SCALED else ""
+            st.caption(f"For {head(each)}{alone}:")
             st.code(
                 as_source(code, len(code)),
                 language="python",

@@ -96,8 +96,9 @@ def examined_so_far(readable: Sequence[RunSummary], known: RunList) -> list[RunS
     """Say how many of the runs are examined; those that are not."""
     unknown = [one for one in readable if known.verdict(one) is None]
     if unknown:
-        examined = count(len(readable) - len(unknown))
-        st.caption(f"{examined} of {count(len(readable), 'run')} examined so far; the others follow.")
+        examined = len(readable) - len(unknown)
+        told = f"{count(examined)} of {count(len(readable), 'run')} examined so far; the others follow."
+        st.caption(told if examined else "The runs are examined one after the other.")
     return unknown
 
 

@@ -16,6 +16,7 @@ from ampscope.report.figures.over_steps import scale_stack
 from ampscope.report.html.parts.tiles import Fact, scale_tile
 from ampscope.report.numbers import UNKNOWN, count, share, value
 from ampscope.report.source_place import place
+from ampscope.trace.schema import ScalerAction
 from blocks.basics.figure import show_figure
 from blocks.basics.page_links import link_row, to_overview, to_plan, way_to
 from blocks.basics.table import table
@@ -112,10 +113,10 @@ def details(run: RunSnapshot, optimizer: int | None) -> None:
     if scale.events:
         heading("Every change")
         event_table(scale.events)
-    if scale.calls:
+    if calls := [call_row(call) for call in scale.calls if call.action != ScalerAction.SKIP]:
         heading("Calls your loop repeats")
         columns = ("Call", "Times", "Steps", "Your line", "Code")
-        table("Calls your loop repeats", columns, [call_row(call) for call in scale.calls], numeric=("Times",))
+        table("Calls your loop repeats", columns, calls, numeric=("Times",))
 
 
 def skip_table(skips: tuple[SkippedStep, ...]) -> None:

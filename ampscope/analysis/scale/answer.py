@@ -127,11 +127,13 @@ def _measured(judgement: Judgement, now: ScaleLoss, low: float, high: float | No
             f"{_too_high(low, high, limit)}."
         )
     told = f"Yes: at {scale}, {_percent(now.lost_share)} of the gradient values that were measured are flushed to zero"
+    if low > now.scale:
+        told += f" (from {in_words(low)} on they are kept)"
     if high is None:
         return f"{told}."
     if high < now.scale:
         return f"{told}, though {limit} may overflow above {in_words(high)}, and then a step is skipped."
-    return f"{told}, and up to {in_words(high)} none overflows."
+    return f"{told}, and up to {in_words(high)} nothing that was measured overflows."
 
 
 def _too_high(low: float, high: float | None, limit: str) -> str:

@@ -6,13 +6,19 @@ import math
 
 from ampscope.analysis.words.number_words import number, power_of_two
 
+#: Powers of two up to this one are written whole: a scale is doubled and halved, which is seen of all its digits.
+_WHOLE = 31
+
 
 def in_words(scale: float) -> str:
     """A loss scale for people: ``8,192 (2¹³)``."""
     if scale <= 0 or not math.isfinite(scale):
         return number(scale)
     exponent = math.log2(scale)
-    return f"{number(scale)} ({power_of_two(int(exponent))})" if exponent == int(exponent) else number(scale)
+    if exponent != int(exponent):
+        return number(scale)
+    written = f"{int(scale):,}" if 0 <= exponent <= _WHOLE else number(scale)
+    return f"{written} ({power_of_two(int(exponent))})"
 
 
 def times(count: int) -> str:

@@ -100,7 +100,7 @@ def _window(low: float | None, high: float | None) -> str:
     over = "" if high is None else f"above {in_words(high)} one overflows"
     if low is None:
         return over or "at which ones gradients fit it is not known"
-    kept = f"all gradients are kept from {in_words(low)}"
+    kept = f"taken together, the gradients are kept from {in_words(low)}"
     if high is None:
         return f"{kept} on"
     return f"{kept} to {in_words(high)}" if low <= high else f"{kept} on, but {over}"

@@ -16,6 +16,7 @@ from ampscope.analysis.precision.plan.formats import MX, NAMES, SCALED, Fate, bl
 from ampscope.analysis.precision.plan.members import members
 from ampscope.analysis.precision.plan.modules import InFormat, ModulePlan, module_plans
 from ampscope.analysis.precision.plan.scales import amax_before
+from ampscope.analysis.scale.scale_history import scale_history
 from ampscope.analysis.scale.window import scale_window
 from ampscope.analysis.tables.exponent_rows import NEWEST, Measured, counted, executions, measured_rows
 from ampscope.analysis.tables.step_history import histories
@@ -95,14 +96,14 @@ def only(found: Plan, name: str) -> Plan:
 
 
 def _scale(run: Run, rank: int, high: float | None) -> float:
-    """The newest loss scale of the run, at most the largest at which nothing measured overflows.
+    """The loss scale of the run's next step, at most the largest at which nothing measured overflows.
 
     Of a run without one, what a ``GradScaler`` would have.
     """
-    for history in histories(run, rank).values():
-        known = history.scale[np.isfinite(history.scale) & (history.scale > 0)]
-        if known.size:
-            return min(float(known[-1]), high or math.inf)
+    for optimizer in histories(run, rank):
+        scale = scale_history(run, optimizer=optimizer, rank=rank).current
+        if scale is not None and math.isfinite(scale) and scale > 0:
+            return min(scale, high or math.inf)
     return _USUAL_SCALE if high is None else min(_USUAL_SCALE, high)
 
 

@@ -29,7 +29,7 @@ def test_a_scale_that_keeps_the_gradients_is_right(tmp_path: Path) -> None:
     assert answer.judgement == Judgement.RIGHT
     assert answer.sentence == (
         "Yes: at 131,072 (2¹⁷), none of the gradient values that were measured are flushed to zero, and up to "
-        "3.436e10 (2³⁵) none overflows."
+        "3.436e10 (2³⁵) nothing that was measured overflows."
     )
     assert answer.recommendation is not None
     assert answer.recommendation.text == "Leave the scaler as it is."

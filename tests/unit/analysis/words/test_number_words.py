@@ -61,3 +61,11 @@ def test_a_power_of_two_is_raised() -> None:
 )
 def test_a_loss_scale_that_is_a_power_of_two_says_so(scale: float, text: str) -> None:
     assert in_words(scale) == text
+
+
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [(512.0, "512 (2⁹)"), (2.0**21, "2,097,152 (2²¹)"), (2.0**40, "1.1e12 (2⁴⁰)"), (0.25, "0.25 (2⁻²)"), (3e6, "3e6")],
+)
+def test_a_loss_scale_shows_its_digits_and_its_power(scale: float, words: str) -> None:
+    assert in_words(scale) == words

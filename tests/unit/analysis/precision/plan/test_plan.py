@@ -64,6 +64,14 @@ def test_delayed_scaling_goes_by_the_steps_before(tmp_path: Path) -> None:
     assert found.modules[0].formats["mxfp8_e4m3"].fits
 
 
+def test_float16_is_judged_at_the_loss_scale_of_the_next_step(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path)
+    trace.step(scale=1024.0, traced=Source.LIVE)
+    with_op(trace, "fc", NORMAL)
+    trace.scaler_event(step=0, optimizer=0, scale_before=1024.0, scale_after=512.0)
+    assert plan_of(trace).gradient_scale == 512.0
+
+
 def test_gradients_count_by_mass_and_carry_no_loss_scale(tmp_path: Path) -> None:
     trace = TraceBuilder(tmp_path)
     trace.step(scale=1024.0, traced=Source.LIVE)
