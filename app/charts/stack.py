@@ -193,9 +193,7 @@ def _draw_lanes(figure: go.Figure, row: int, lanes: Sequence[Lane]) -> None:
 
 
 def _draw_lane(figure: go.Figure, row: int, place: int, lane: Lane) -> None:
-    ends = [x for first, last in lane.spans if last > first for x in (first, last, None)]
-    line = {"color": lane.color, "width": 3}
-    bars = go.Scatter(x=ends, y=[place] * len(ends), mode="lines", line=line, hoverinfo="skip")
+    bars = [_draw_bars(lane, place, sparse=sparse) for sparse in (False, True)]
     symbol = {"symbol": lane.symbol.value, "size": 10, "color": lane.color, "line": {"width": 1.5, "color": lane.color}}
     marks = go.Scatter(
         x=[first for first, _ in lane.spans],
@@ -205,4 +203,12 @@ def _draw_lane(figure: go.Figure, row: int, place: int, lane: Lane) -> None:
         customdata=[("<br>".join(map(as_label, hover)), lane.name) for hover in lane.hovers],
         hovertemplate="step %{x:,d}<br>%{customdata[0]}<extra></extra>",
     )
-    figure.add_traces([bars, marks], rows=row, cols=1)
+    figure.add_traces([*bars, marks], rows=row, cols=1)
+
+
+def _draw_bars(lane: Lane, place: int, *, sparse: bool) -> go.Scatter:
+    """From the first to the last step of each span; dotted where not every step between is meant."""
+    mine = [span for at, span in enumerate(lane.spans) if (at in lane.sparse) == sparse]
+    ends = [x for first, last in mine if last > first for x in (first, last, None)]
+    line = {"color": lane.color, "width": 2 if sparse else 3, "dash": "dot" if sparse else "solid"}
+    return go.Scatter(x=ends, y=[place] * len(ends), mode="lines", line=line, hoverinfo="skip")

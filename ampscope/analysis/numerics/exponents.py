@@ -58,7 +58,13 @@ class Exponents:
     @cached_property
     def mass(self) -> FloatArray:
         """Of each row, the sum of the magnitudes."""
-        return self._by_row(self.bin_mass)
+        return np.where(self._is_whole, np.nansum(self.top, 1), self._by_row(self.bin_mass))
+
+    @cached_property
+    def _is_whole(self) -> BoolArray:
+        """Of each row, whether its largest magnitudes are all that it has: no histogram need say what they weigh."""
+        found: BoolArray = (~np.isnan(self.top)).sum(1) >= self.values
+        return found
 
     def below(self, limits: FloatArray, *, inclusive: bool = False) -> tuple[FloatArray, FloatArray]:
         """Of each row, how many values lie below a limit, and their mass.
@@ -84,9 +90,10 @@ class Exponents:
         above = self.top > limit if inclusive else self.top >= limit
         known = ~np.isnan(self.top).all(1) & ~above[:, -1]
         over = np.where(above, self.top, 0.0).sum(1)
+        under = np.where(above | np.isnan(self.top), 0.0, self.top).sum(1)
         return (
             np.where(known, self.values - above.sum(1), counts),
-            np.where(known, np.maximum(self.mass - over, 0.0), masses),
+            np.where(known, np.where(self._is_whole, under, np.maximum(self.mass - over, 0.0)), masses),
         )
 
     def above_in_bins(self, factor: float) -> FloatArray:

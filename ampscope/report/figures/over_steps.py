@@ -161,6 +161,7 @@ def _item_lanes(items: Sequence[Incident | Finding]) -> Iterator[Lane]:
                 color=SEVERITIES[severity],
                 spans=tuple((item.step, item.last_step) for item in mine),
                 hovers=tuple((f"{item_in_words(item)}, {when_in_words(item)}",) for item in mine),
+                sparse=frozenset(at for at, item in enumerate(mine) if item.count <= item.last_step - item.step),
             )
 
 

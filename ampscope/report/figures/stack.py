@@ -122,6 +122,7 @@ class Lane:
     color: str
     spans: tuple[tuple[int, int], ...]
     hovers: tuple[tuple[str, ...], ...]  #: for each span, lines of plain text
+    sparse: frozenset[int] = frozenset()  #: numbers of the spans of which some steps alone are meant, not each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ def _ends(window: ScaleWindow) -> str:
     least = "at least " if not window.exact else ""
     low = "not known" if window.low is None else f"{least}{in_words(window.low)}"
     high = "not known" if window.high is None else f"{in_words(window.high)}, above which {window.limited_by} overflows"
-    return f"Smallest that saves the gradients: {low}. Largest that does not overflow: {high}."
+    return f"Smallest that saves the gradients, taken together: {low}. Largest that does not overflow: {high}."
 
 
 def _unknown(window: ScaleWindow) -> str:

@@ -71,14 +71,19 @@ def plan_matrix(plan: Plan, names: Sequence[str]) -> PlanMatrix:
         label="What each module would lose in each format.",
         columns=tuple(map(head, names)),
         rows=rows,
-        left_out=f"{count(left_out, 'more module')} that would lose less" if left_out else "",
+        left_out=f"{count(left_out, 'more module')} that would lose no more" if left_out else "",
         key=tuple((kind, words) for kind, words in KEY.items() if kind in occurring),
     )
 
 
 def _most_telling(modules: Sequence[ModulePlan], names: Sequence[str]) -> list[ModulePlan]:
     """As many as there is room for, in their order."""
-    ranked = sorted(range(len(modules)), key=lambda at: -sum(modules[at].formats[name].fits is False for name in names))
+
+    def unfit(at: int) -> tuple[int, int]:
+        up = [name for name in names if modules[at].formats[name].fits is False]
+        return -sum(is_overflow_seen(modules[at], name) for name in up), -len(up)
+
+    ranked = sorted(range(len(modules)), key=unfit)
     return [modules[at] for at in sorted(ranked[:_MOST])]
 
 

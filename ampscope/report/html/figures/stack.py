@@ -139,13 +139,15 @@ def _lane(lane: Lane, steps: Axis) -> str:
 
 def _ranges(lane: Lane, steps: Axis, *, crowded: bool) -> str:
     """Lines from first to last step; where glyphs have no room also a stroke at each first step."""
-    middle = _UNITS // 2
-    bars = [(steps.place(first), steps.place(last)) for first, last in lane.spans if last > first]
-    path = "".join(f"M{_across(start)} {middle}H{_across(end)}" for start, end in bars)
+    bars = {False: "", True: ""}  # of each step, and of some alone
+    for at, (first, last) in enumerate(lane.spans):
+        if last > first:
+            bars[at in lane.sparse] += f"M{_across(steps.place(first))} {_UNITS // 2}H{_across(steps.place(last))}"
     if crowded:
         starts = dict.fromkeys(_across(steps.place(first)) for first, _ in lane.spans)
-        path += "".join(f"M{start} 150V850" for start in starts)
-    return _svg(f'<path class="mark" d="{path}"/>') if path else ""
+        bars[False] += "".join(f"M{start} 150V850" for start in starts)
+    drawn = (f'<path class="mark{" some" * sparse}" d="{path}"/>' for sparse, path in bars.items() if path)
+    return _svg("".join(drawn)) if any(bars.values()) else ""
 
 
 def _glyphs(lane: Lane, steps: Axis) -> str:

@@ -37,7 +37,7 @@ function compare(one, other, down) {
 
 // The text with what was searched in it marked; long names may break after a dot or a slash, numbers never.
 function words(text, searched) {
-  const breaks = text.length > ONE_LINE ? /(?<=[./])(?=[^\d\s])/ : /(?!)/;
+  const breaks = text.length > ONE_LINE ? /(?<=[./])(?=[^\d\s])(?!py\b)/ : /(?!)/;
   const all = document.createDocumentFragment();
   const low = text.toLowerCase();
   let at = 0;

@@ -199,5 +199,5 @@ function paintChosen(painter, track) {
   if (last <= 0 || last >= view.width) return;
   painter.font(10.5);
   const words = step.back[track.at] ? "its forward (B)" : "its backward (B)";
-  painter.text(words, last + 92 > view.width ? last - 94 : last + 5, tops.values + step.lanes.values - 8, 92);
+  painter.halo(words, last + 92 > view.width ? last - 94 : last + 5, tops.values + step.lanes.values - 8, 92);
 }

@@ -90,6 +90,13 @@ class Painter {
     return true;
   }
 
+  // Text on what is drawn already, with the ground around its letters.
+  halo(words, x, y, room) {
+    Object.assign(this.context, { strokeStyle: this.colors.paper, lineWidth: 4, lineJoin: "round" });
+    this.context.strokeText(words, GUTTER + x, y);
+    return this.text(words, x, y, room);
+  }
+
   tone(tone) {
     const { colors, step } = this;
     if (tone === step.bad) return [colors.alarm, 1];

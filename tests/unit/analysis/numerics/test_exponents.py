@@ -24,9 +24,25 @@ def exponents_of(*tensors: np.ndarray, dtype: str = "float32", with_top: bool = 
         high=np.array([each.max() for each in sizes]),
         mantissa=np.full(len(sizes), FINFO[dtype].mantissa_bits),
         lowest=np.full(len(sizes), FINFO[dtype].lowest),
-        top=np.array([np.sort(each)[::-1][:16] if with_top else np.full(16, np.nan) for each in sizes]),
+        top=np.array([_padded(np.sort(each)[::-1][:16]) if with_top else np.full(16, np.nan) for each in sizes]),
         falls=np.full((len(sizes), 64), np.nan),
     )
+
+
+def _padded(largest: np.ndarray) -> np.ndarray:
+    return np.append(largest, np.full(16 - largest.size, np.nan))
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_of_few_values_nothing_is_estimated(size: int) -> None:
+    values = np.abs(SPREAD[:size])
+    tensors = exponents_of(values, with_top=True)
+    for limit in (1e-36, float(np.median(values)), 1e30):
+        counts, masses = tensors.below(np.array([limit]))
+        assert counts[0] == (values < limit).sum()
+        if size < 16 or limit > values.min():
+            assert masses[0] == pytest.approx(values[values < limit].sum())
+    assert tensors.mass[0] == pytest.approx(values.sum())
 
 
 @pytest.mark.parametrize("place", [0, 3, 15])
