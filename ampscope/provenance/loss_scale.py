@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ampscope.provenance.graph import Graph
-from ampscope.trace.schema import ENTRY_NODES, Phase
+from ampscope.trace.schema import ENTRY_NODES, Node, Phase
 
 
 class Scaled(NamedTuple):
@@ -30,10 +30,15 @@ def scaled(graph: Graph, scale: float | None) -> Scaled:
     carrying: set[int] = set()
     ahead = list(found)
     while ahead:
-        readers = {edge.seq for edge in graph.readers[ahead.pop()] if graph.site(edge.seq).phase == Phase.LOSS}
+        readers = {edge.seq for edge in graph.readers[ahead.pop()] if _is_of_the_loss(graph, edge.seq)}
         ahead += readers - carrying
         carrying |= readers
     return Scaled(found, frozenset(carrying))
+
+
+def _is_of_the_loss(graph: Graph, seq: int) -> bool:
+    site = graph.site(seq)
+    return site.phase == Phase.LOSS or site.op == Node.LOSS
 
 
 def _is_scale(graph: Graph, seq: int, scale: float) -> bool:

@@ -7,7 +7,7 @@ from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges
 from ampscope.analysis.words.wording import place_in_words
 from ampscope.report import numbers
 from ampscope.trace.dtypes import FINFO, HALF_DTYPES
-from ampscope.trace.schema import Phase
+from ampscope.trace.schema import Node, Phase
 
 #: Growth that is told, in bits a step: less is none.
 LEAST_GROWTH = 5e-5
@@ -51,7 +51,7 @@ def gradients_sentence(found: Ranges) -> str:
 
 def place_words(row: RangeRow) -> str:
     """``gelu in h.3.mlp``, ``the gradient of fc.weight``."""
-    what = place_in_words(row.op, row.name)
+    what = "the scaled loss" if row.op == Node.LOSS and row.scale is not None else place_in_words(row.op, row.name)
     return f"{what} in {row.module}" if row.module and f"{row.module}." not in row.name else what
 
 

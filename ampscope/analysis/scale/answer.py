@@ -163,8 +163,8 @@ def _now(history: ScaleHistory, window: ScaleWindow) -> ScaleLoss | None:
 def _unwell(health: ScaleHealth, scale: float | None) -> str:
     current = in_words(health.current if scale is None else scale)
     return {
-        ScaleVerdict.COLLAPSED: f"No: it has fallen to {current} and steps are skipped all the same, so it is not the "
-        "scale that is wrong.",
+        ScaleVerdict.COLLAPSED: f"It has fallen to {current} and steps are skipped all the same: no scale helps, "
+        "for something else is wrong.",
         ScaleVerdict.FLOORED: f"No: it lies at {current}, where it helps nobody.",
         ScaleVerdict.OSCILLATING: f"No: it goes up and down so often that {_percent(health.lost_share)} of all steps "
         "were lost.",

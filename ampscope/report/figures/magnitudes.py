@@ -97,9 +97,11 @@ def magnitudes(
         return None
     reach = _reach(tried)
     axis = _axis(shown, reach)
+    results = [each for each in shown if _is_result(each)]
+    reaching = [each for each in results if nonfinite(each)] or results
     return Magnitudes(
         axis=axis,
-        histograms=tuple(_histogram(each, axis, reach if _is_result(each) else None) for each in _most_telling(shown)),
+        histograms=tuple(_histogram(each, axis, reach if each in reaching else None) for each in _most_telling(shown)),
         bands=tuple(_band(FINFO[name]) for name in bands),
         left_out=count(len(shown) - _MOST, "more tensor") if len(shown) > _MOST else "",
     )

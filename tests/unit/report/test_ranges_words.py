@@ -10,7 +10,7 @@ import pytest
 
 from ampscope import open_run
 from ampscope.analysis.precision.ranges.ranges import Ranges, ranges
-from ampscope.report.ranges_words import closest_sentence, sampled_sentence
+from ampscope.report.ranges_words import closest_sentence, place_words, sampled_sentence
 from ampscope.trace.schema import Node, Phase, ReplayStatus, Source
 from tests.support.verdicts.growing import growing
 
@@ -29,6 +29,12 @@ def test_the_closest_with_where_it_goes(found: Ranges) -> None:
         "The closest value to overflow: add in blocks.1, 7.4 bits below float16's 65,504, at step 195;"
     )
     assert f"it grows 0.029 bits a step and would get there near step {row.forecast_step:,} (" in words
+
+
+def test_a_loss_with_its_scale_is_called_scaled(found: Ranges) -> None:
+    loss = replace(found.rows[0], op=Node.LOSS, name="loss", module="", scale=1024.0)
+    assert place_words(loss) == "the scaled loss"
+    assert place_words(replace(loss, scale=None)) == "the loss"
 
 
 def test_nothing_is_near(found: Ranges) -> None:

@@ -98,12 +98,12 @@ def only(found: Plan, name: str) -> Plan:
 def _scale(run: Run, rank: int, high: float | None) -> float:
     """The loss scale of the run's next step, at most the largest at which nothing measured overflows.
 
-    Of a run without one, what a ``GradScaler`` would have.
+    Of a run without one, or whose scale is not well, so that it says nothing of the format: what a ``GradScaler`` has.
     """
     for optimizer in histories(run, rank):
-        scale = scale_history(run, optimizer=optimizer, rank=rank).current
-        if scale is not None and math.isfinite(scale) and scale > 0:
-            return min(scale, high or math.inf)
+        seen = scale_history(run, optimizer=optimizer, rank=rank)
+        if seen.health is not None and seen.health.verdict.is_calm and seen.current is not None:
+            return min(seen.current, high or math.inf)
     return _USUAL_SCALE if high is None else min(_USUAL_SCALE, high)
 
 

@@ -81,4 +81,5 @@ def parted_in_words(found: Divergence) -> str:
     apart = f": {number(found.error)} of the largest magnitude apart" if found.error is not None else ""
     if found.error is not None and math.isinf(found.error):
         apart = f": {unlike_in_words(found) or 'not finite in one of them'}"
-    return f"The numbers part at {steps} {what}{apart}."
+    alone = ", which A alone runs" if found.other_seq is None else ", which B alone runs" if found.seq is None else ""
+    return f"The numbers part at {steps} {what}{alone if found.traced else ''}{apart}."

@@ -121,7 +121,10 @@ def test_a_collapse_is_told_with_its_cure(tmp_path: Path) -> None:
     trace.scaler_event(ScalerAction.BACKOFF, step=39, scale_before=2.0**-23, scale_after=2.0**-24)
     answer = answer_of(trace)
     assert answer.judgement == Judgement.UNWELL
-    assert answer.sentence.startswith("No: it has fallen to 5.96e-8 (2⁻²⁴) and")
+    assert answer.sentence == (
+        "It has fallen to 5.96e-8 (2⁻²⁴) and steps are skipped all the same: no scale helps, for something else is "
+        "wrong."
+    )
     assert answer.recommendation is not None
     assert answer.recommendation.reason == answer.health.explanation  # type: ignore[union-attr]  # it has a scale
 

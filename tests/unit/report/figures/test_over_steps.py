@@ -15,6 +15,7 @@ from ampscope.analysis.scale.what_if import ScalerRules, WhatIf
 from ampscope.report.figures.axis import measure_axis, round_ticks
 from ampscope.report.figures.over_steps import scale_stack, timeline_stack, what_if_stack
 from ampscope.report.figures.panels import counter_panel, measure_panel, scale_panel
+from ampscope.report.html.figures.stack import stack_html
 from ampscope.report.wording.clip_words import clipped_norm
 from ampscope.trace.schema import ScalerAction
 from tests.support.verdicts.by_hand import CALIBRATION, OVERFLOW
@@ -36,6 +37,14 @@ def test_gradients_that_only_the_scales_search_made_infinite_are_no_alarm() -> N
     during_it = replace(CALIBRATION, step=0, last_step=299)
     assert timeline_stack(seen, [during_it, OVERFLOW]).panels[0].above.harmless == {3}
     assert timeline_stack(seen, [during_it]).panels[0].above.is_calm
+
+
+def test_a_problem_of_a_few_steps_is_no_bar_over_all_between() -> None:
+    often, seldom = replace(OVERFLOW, step=3, last_step=5, count=3), replace(OVERFLOW, step=10, last_step=90, count=3)
+    (lane,) = timeline_stack(Overview(steps=100), [often, seldom]).lanes
+    assert lane.sparse == {1}
+    assert '<path class="mark some"' in stack_html(timeline_stack(Overview(steps=100), [often, seldom]))
+    assert '<path class="mark some"' not in stack_html(timeline_stack(Overview(steps=100), [often]))
 
 
 def test_a_group_whose_rate_moves_has_a_panel_of_its_own() -> None:

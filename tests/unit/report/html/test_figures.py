@@ -70,6 +70,9 @@ class TestMagnitudes:
         drawn = draw_magnitudes([operand(), OVERFLOWN], [tried])
         assert drawn.count("in float32 this op reaches") == 1
         assert 0 < _left(re.search(r'amp-reach" style="([^"]*)"', drawn)) < 100
+        finite = operand("output 1")
+        assert draw_magnitudes([OVERFLOWN, finite], [tried]).count("in float32 this op reaches") == 1
+        assert draw_magnitudes([finite], [tried]).count("in float32 this op reaches") == 1
 
     @pytest.mark.parametrize("ends", [(math.nan, math.nan), (0.0, 0.0), (None, None), (-math.inf, math.inf)])
     def test_a_float32_replay_without_a_number_is_not_marked(self, ends: tuple[float | None, float | None]) -> None:

@@ -13,6 +13,7 @@ from ampscope.analysis.precision.ranges.overflowed import MOST_STEPS
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges, ranges
 from ampscope.report.ranges_words import growth
 from ampscope.trace.schema import Node, ReplayStatus, Source, Trigger
+from tests.support.paths import SAMPLES
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.growing import RATE, UNMEASURED, growing
 
@@ -160,6 +161,13 @@ def test_a_parameter_gradient_carries_the_scale_too(run_folder: Path) -> None:
     trace.op(node, step=10, source=Source.LIVE, min=-2048.0, max=1.0, **UNMEASURED)
     (found,) = (each for each in measured(trace.close()).rows if each.op == Node.GRADIENT)
     assert (found.name, found.scale, found.unscaled) == ("fc.weight", 1024.0, 2.0)
+
+
+def test_the_loss_that_backward_began_with_carries_the_scale() -> None:
+    with open_run(SAMPLES / "healthy") as run:
+        (loss,) = (each for each in ranges(run).rows if each.op == Node.LOSS)
+    assert loss.scale == 4096.0
+    assert loss.unscaled == pytest.approx(155.4, abs=0.1)
 
 
 def test_what_is_not_finite_is_counted_and_does_not_hide_the_rest(run_folder: Path) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ampscope.analysis.replay.compare.comparison import compare
-from ampscope.analysis.replay.compare.results import Comparison, Kind, Likeness
+from ampscope.analysis.replay.compare.results import Comparison, Divergence, Kind, Likeness
 from ampscope.analysis.replay.compare.sides import chosen
+from ampscope.analysis.replay.compare.words import parted_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.report.wording.comparison_words import apart_words
 from ampscope.trace.schema import Node
@@ -290,3 +292,12 @@ def test_two_models_that_have_nothing_in_common_are_told_in_no_time(tmp_path: Pa
     assert time.perf_counter() - began < 20
     assert {each.kind for each in found.differences[:2]} == {Kind.MODULE}
     assert [each.module for each in found.differences[:2]] == ["b", "a"]
+
+
+def test_an_op_that_one_alone_runs_is_told_so() -> None:
+    there = Divergence(
+        step=3, other_step=3, op="aten.gelu.default", module="fc", source=None, error=None, tolerance=0.0, traced="live"
+    )
+    assert parted_in_words(replace(there, seq=1, other_seq=2)) == "The numbers part at step 3 with gelu in fc."
+    assert parted_in_words(replace(there, seq=1)) == "The numbers part at step 3 with gelu in fc, which A alone runs."
+    assert parted_in_words(replace(there, other_seq=1)).endswith("gelu in fc, which B alone runs.")
