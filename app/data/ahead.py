@@ -62,7 +62,7 @@ def _work_out(run: RunSnapshot) -> bool:
     for name in RESULTS:
         if not _wanted.empty():
             return False
-        with suppress(AmpscopeError):  # the page says what is wrong
+        with suppress(AmpscopeError, OSError):  # the page says what is wrong, as where the run was deleted
             worked_out(run, name)
     return True
 

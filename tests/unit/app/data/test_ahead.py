@@ -81,9 +81,12 @@ def test_a_run_being_written_keeps_its_processor(run_folder: Path) -> None:
     trace.close()
 
 
-def test_a_page_says_itself_what_cannot_be_read(failed: RunSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [RunDamaged("torn"), FileNotFoundError("deleted")])
+def test_a_page_says_itself_what_cannot_be_read(
+    failed: RunSnapshot, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def damaged(_: RunSnapshot) -> None:
-        raise RunDamaged("gone")
+        raise error
 
     monkeypatch.setitem(ahead.RESULTS, "Ranges", damaged)
     assert ahead._work_out(failed)
