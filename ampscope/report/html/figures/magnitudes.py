@@ -6,6 +6,9 @@ from ampscope.report.figures.axis import Axis
 from ampscope.report.figures.magnitudes import Band, Bar, Histogram, Magnitudes
 from ampscope.report.html.markup import as_html
 
+#: Percent of the axis at its ends, where half of a label would lie outside.
+_END = 1.5
+
 
 def magnitudes_html(figure: Magnitudes | None) -> str:
     """The figure; empty without one."""
@@ -14,15 +17,18 @@ def magnitudes_html(figure: Magnitudes | None) -> str:
     axis = figure.axis
     drawn = "".join(_histogram(each, axis) for each in figure.histograms)
     bands = "".join(_band(band, axis) for band in figure.bands)
-    labels = "".join(
-        f'<span style="left:{_at(axis, tick):.2f}%">{label}</span>'
-        for tick, label in zip(axis.ticks, axis.labels, strict=True)
-    )
+    labels = "".join(_label(_at(axis, tick), label) for tick, label in zip(axis.ticks, axis.labels, strict=True))
     return (
         f'<div class="amp-magnitudes">{drawn}<div class="amp-place">{figure.left_out}</div>'
         f'<div class="amp-bands">{bands}</div><div class="amp-powers">{labels}</div>'
         f'<div class="amp-place">{figure.caption}</div></div>'
     )
+
+
+def _label(at: float, words: str) -> str:
+    """A power below where it stands; at an end of the axis beside that end, where all of it has room."""
+    aside = "" if _END < at < 100 - _END else f";transform:translateX({0 if at <= _END else -100}%)"
+    return f'<span style="left:{at:.2f}%{aside}">{words}</span>'
 
 
 def _histogram(each: Histogram, axis: Axis) -> str:
