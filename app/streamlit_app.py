@@ -16,8 +16,8 @@ from starlette.routing import Route
 
 from ampscope.errors import AmpscopeError
 from data.address_lookup import never_look_up
-from data.garbage import collect_seldom, set_aside
 from first_paint import StyleInPage
+from garbage import collect_seldom, set_aside
 from no_delay import send_at_once
 from state.pages import Page
 
@@ -52,7 +52,7 @@ def keep_working() -> None:
     set_aside()
     from data.ahead import work_ahead
 
-    work_ahead()
+    work_ahead(done=set_aside)
 
 
 @asynccontextmanager

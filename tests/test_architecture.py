@@ -86,7 +86,7 @@ FLOORS = {
         "terminal html"
     ),
     "ampscope.report.html": "markup sheet source document figures parts report_page notebook",
-    "app": "state data charts blocks app_pages workbench first_paint no_delay streamlit_app",
+    "app": "state data charts blocks app_pages workbench first_paint no_delay garbage streamlit_app",
     "app.blocks": "components basics choices verdict debugger scaler frame ranges",
 }
 

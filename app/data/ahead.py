@@ -15,7 +15,6 @@ from queue import Empty, Full, Queue
 from ampscope.analysis.results import Incident
 from ampscope.errors import AmpscopeError
 from data.cache import cached
-from data.garbage import set_aside
 from data.named_items import named_items
 from data.recorded_places import recorded_before
 from data.run_results import (
@@ -46,14 +45,18 @@ def look_ahead(run: RunSnapshot) -> None:
         _wanted.put_nowait(run)
 
 
-def work_ahead() -> None:
-    """Work out what `look_ahead` asks for, for as long as the server runs."""
+def work_ahead(done: Callable[[], None]) -> None:
+    """Work out what `look_ahead` asks for, for as long as the server runs.
+
+    Args:
+        done: Called when all that the pages of a run ask for is there.
+    """
     known: RunSnapshot | None = None
     while True:
         run = _wanted.get()
         time.sleep(_PAUSE)
         if run != known and _work_out(run):
-            set_aside()
+            done()
             known = run
 
 

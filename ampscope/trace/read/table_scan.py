@@ -72,8 +72,7 @@ class Scan:
     ) -> duckdb.DuckDBPyRelation:
         """The rows of ``table`` that can be read now, of all ranks or of one, with the schema's columns and `RANK`.
 
-        With ``steps``, which ascend, sealed parts that cannot hold a row of them are left out; rows of others are
-        still there.
+        With ``steps``, which ascend, parts that cannot hold a row of them are left out; rows of others are still there.
         """
         meant = self.meant(rank)
         return steadily(lambda: self._bound_now(connection, table, meant, steps))
@@ -275,9 +274,7 @@ class Scan:
 
     def _older(self, table: Table, parts: list[Path]) -> list[Path]:
         """The parts whose rows have to be loaded and upgraded: never those of a large table."""
-        return (
-            [part for part in parts if is_older(table, self._facts_of(part, table).columns)] if table in CHANGED else []
-        )
+        return [part for part in parts if table in CHANGED and is_older(table, self._facts_of(part, table).columns)]
 
     def _texts_of(self, part: Path) -> int:
         """Bytes of a part's texts; its pages are looked at before it is read for the first time."""
