@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
 
 import pytest
 import streamlit as st
@@ -26,11 +26,10 @@ SLOW = (
 
 
 @pytest.fixture(autouse=True)
-def _nothing_known() -> Iterator[None]:
+def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No result, and no wish of a page that another test has drawn."""
     st.cache_resource.clear()
-    yield
-    while not ahead._wanted.empty():
-        ahead._wanted.get_nowait()
+    monkeypatch.setattr(ahead, "_wanted", Queue(maxsize=1))
 
 
 @pytest.fixture
