@@ -47,7 +47,7 @@ def dtype_color(dtype: str) -> str:
 
 def ink_on(dtype: str) -> str:
     """The text colour that reads best on a dtype's colour."""
-    return "#FFFFFF" if dtype in ("float32", "bfloat16") else "#10161D"
+    return "#FFFFFF" if dtype == "float32" else "#10161D"
 
 
 #: What stands above a rule for a theme, and the ink and the paper of a file that no page surrounds.

@@ -73,7 +73,7 @@ def leave_own_code_alone() -> None:
     skip = getattr(_eval_frame(), "skip_code", None)
     if skip is None:
         return
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if name.partition(".")[0] == PACKAGE and name not in _left_alone:
             _left_alone.add(name)
             for code in set(_codes_of(module)):

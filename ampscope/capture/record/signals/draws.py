@@ -32,7 +32,7 @@ def separate(*packages: str) -> None:
     Args:
         packages: Their names, as ``"urllib3"``.
     """
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if name.partition(".")[0] in packages and vars(module).get("random") is random:
             vars(module)["random"] = _RANDOM
 

@@ -48,6 +48,12 @@ class ShapeCanvas {
     this.put("text", { x, y, "dominant-baseline": "central", fill: this.fillStyle, ...font, ...width }, words);
   }
 
+  strokeText(words, x, y) {
+    this.fillText(words, x, y);
+    const style = { fill: "none", stroke: this.strokeStyle, "stroke-width": this.lineWidth, "stroke-linejoin": "round" };
+    for (const [name, value] of Object.entries(style)) this.shapes.at(-1).setAttribute(name, value);
+  }
+
   rect(x, y, width, height) {
     this.way += `M${x} ${y}h${width}v${height}h${-width}z`;
   }
