@@ -130,7 +130,7 @@ def counted(
         ops = rank_table(run, Table.OPS, rank, step=among if len(among) < len(steps) else None)
         keys = set(collect_groups(ops, "step, source", "step, source", where=where))
         found = [each for each in of if (each.step, each.source) in keys]
-        if len({each.step for each in found}) >= newest:
+        if len({each.step for each in found}) >= newest or len(among) == len(steps):
             break
     return found
 
