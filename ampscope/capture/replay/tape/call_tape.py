@@ -16,6 +16,7 @@ from ampscope.capture.replay.tape.entry import (
     EarlierResult,
     Entry,
     EntryKind,
+    GradientOf,
     OutsideTensor,
     TensorReference,
     UnscaledGradients,
@@ -269,10 +270,11 @@ class Tape:
         """Remembers the tensors of ``value`` as results of the newest entry."""
         if self.full or not self.entries:
             return
-        written = self.entries[-1].in_place
+        entry, number = self.entries[-1], self.end - 1
+        given = set() if entry.in_place else _given_back(entry)
         for leaf, tensor in enumerate(tensor_tree.tensors(value)):
-            if written or not self._handed_back(tensor):
-                self.results.add(tensor, EarlierResult(self.end - 1, leaf), written=written)
+            if not (given and self._is_among(tensor, given)):
+                self.results.add(tensor, EarlierResult(number, leaf), written=entry.in_place)
 
     def _add_written(self, written: list[Tensor]) -> None:
         """Remembers what an in-place call left, and makes results that share its memory depend on it."""
@@ -281,19 +283,23 @@ class Tape:
         self.entries[-1].also_writes = self.results.sharing_memory(written)
         self._add_results(written)
 
-    def _handed_back(self, tensor: Tensor) -> bool:
-        """Whether the newest entry merely returned one of its arguments (``x.to(x.device)``).
+    def _is_among(self, tensor: Tensor, given: set[int | tuple[int, int]]) -> bool:
+        known = self.results.find(tensor)
+        return id(tensor) in given or (known is not None and (known.source.entry, known.source.leaf) in given)
 
-        One that asks for a half dtype by name returns another tensor as soon as its argument is none.
-        """
-        newest = self.entries[-1]
-        if HALF & dtypes_asked(newest.call, newest.arguments.args, newest.arguments.kwargs):
-            return False
-        source = known.source if (known := self.results.find(tensor)) is not None else None
-        return any(
-            reference.identity == id(tensor) if isinstance(reference, OutsideTensor) else reference == source
-            for reference in newest.arguments.tensors
-        )
+
+def _given_back(entry: Entry) -> set[int | tuple[int, int]]:
+    """The arguments of an entry; it made nothing where it merely returns one of them (``x.to(x.device)``).
+
+    One that asks for a half dtype by name returns another tensor as soon as its argument is none.
+    """
+    if HALF & dtypes_asked(entry.call, entry.arguments.args, entry.arguments.kwargs):
+        return set()
+    return {
+        each.identity if isinstance(each, OutsideTensor) else (each.entry, each.leaf)
+        for each in entry.arguments.tensors
+        if not isinstance(each, GradientOf)
+    }
 
 
 def _entry(kind: EntryKind, call: Any, arguments: Arguments, ambient: Ambient, place: Place) -> Entry:

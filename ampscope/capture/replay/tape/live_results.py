@@ -54,12 +54,15 @@ class LiveResults:
     def __init__(self) -> None:
         self.given_to_python: list[tuple[int, int | None]] = []
         self._by_id: dict[int, LiveResult] = {}
+        self._in_storage: dict[int, dict[int, None]] = {}  # keys of `_by_id`, for calls that write in place
+        self._unsorted: list[int] = []  # those that are not in there yet
         self.newest_scalar: Scalar | None = None
 
     def add(self, tensor: Tensor, source: EarlierResult, *, written: bool = False) -> None:
         """An entry has returned ``tensor``, or, if ``written``, has overwritten it."""
         is_history = written and not tensor.requires_grad and tensor.numel() <= SMALL_TARGET
         self._by_id[id(tensor)] = LiveResult(weakref.ref(tensor), source, version_counter(tensor), is_history)
+        self._unsorted.append(id(tensor))
         if tensor.requires_grad and tensor.numel() == 1 and _owns_its_memory(tensor):
             past_dispatch, past_functions = past_modes([tensor])
             with past_dispatch, past_functions:  # no op of the loop's, which modes of the user's may count
@@ -79,12 +82,12 @@ class LiveResults:
 
     def forget_written(self) -> None:
         """What was written in place until now, and is small enough to be copied, comes from outside from now on."""
-        self._by_id = {key: known for key, known in self._by_id.items() if not known.is_history}
+        self._forget_all_but({key: known for key, known in self._by_id.items() if not known.is_history})
 
     def let_go_of_values(self) -> None:
         """From now on what has no history of its own comes from outside, whoever has made it."""
         alive = ((key, known, known.tensor()) for key, known in self._by_id.items())
-        self._by_id = {key: known for key, known, each in alive if each is not None and each.grad_fn is not None}
+        self._forget_all_but({key: known for key, known, each in alive if each is not None and each.grad_fn is not None})
 
     def assigned(self, models: Models, since: int) -> dict[str, EarlierResult]:
         """The gradients of parameters that entries from ``since`` on have made, by the parameter's name."""
@@ -104,23 +107,39 @@ class LiveResults:
 
     def sharing_memory(self, tensors: Iterable[Tensor]) -> list[EarlierResult]:
         """The results that live in the memory of any of ``tensors``."""
-        storages = {storage_key(tensor) for tensor in tensors if _has_memory(tensor)}
-        return [
-            known.source
-            for known in self._by_id.values()
-            if (other := known.tensor()) is not None and _has_memory(other) and storage_key(other) in storages
-        ]
+        found = []
+        self._index()
+        for storage in {storage_key(tensor) for tensor in tensors if _has_memory(tensor)}:
+            for known in map(self._by_id.get, self._in_storage.get(storage, ())):
+                other = known.tensor() if known is not None else None
+                if known is not None and other is not None and _has_memory(other) and storage_key(other) == storage:
+                    found.append(known.source)
+        return found
+
+    def _index(self) -> None:
+        """Sorts the results that came since it was asked last by the memory they live in."""
+        for key in dict.fromkeys(self._unsorted):
+            known = self._by_id.get(key)
+            tensor = known.tensor() if known is not None else None
+            if tensor is not None and _has_memory(tensor):
+                self._in_storage.setdefault(storage_key(tensor), {})[key] = None
+        self._unsorted.clear()
+
+    def _forget_all_but(self, known: dict[int, LiveResult]) -> None:
+        self._by_id = known
+        self._unsorted = list(known)
+        self._in_storage.clear()
 
     def forget_before(self, number: int) -> None:
         """Forgets the results of the entries before ``number``."""
         self.given_to_python = [read for read in self.given_to_python if read[0] >= number]
-        self._by_id = {key: known for key, known in self._by_id.items() if known.source.entry >= number}
+        self._forget_all_but({key: known for key, known in self._by_id.items() if known.source.entry >= number})
         if self.newest_scalar is not None and self.newest_scalar.source.entry < number:
             self.newest_scalar = None
 
     def clear(self) -> None:
         """Forgets all."""
-        self._by_id.clear()
+        self._forget_all_but({})
         self.given_to_python.clear()
         self.newest_scalar = None
 
