@@ -197,6 +197,10 @@ class Scope(Configurable):
 
     # -- process_hooks.Listener ---------------------------------------------------------------------------------
 
+    def backward_comes(self) -> None:
+        """See `process_hooks.Listener`."""
+        self._steps.backward_comes()
+
     def backward(self, call: Any, args: Any, kwargs: Any) -> Any:
         """See `process_hooks.Listener`."""
         return self._steps.backward(call, args, kwargs)

@@ -14,6 +14,9 @@ class FunctionListener(Protocol):
     ) -> None:
         """A function has run."""
 
+    def is_unheard(self) -> None:
+        """What the loop does now, after a backward, is not told: it is what it has done before."""
+
     def edited(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         """A function has run between the unscaling of gradients and the scaler's update."""
 

@@ -27,6 +27,9 @@ from ampscope.capture.torch_support.optimizer_view import around_every_step
 class Listener(Protocol):
     """What a scope is told; each call must return quickly and never raise."""
 
+    def backward_comes(self) -> None:
+        """``Tensor.backward`` is called, and has not looked yet who hears of it."""
+
     def backward(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a backward pass, with or without taking part in it."""
 
@@ -50,8 +53,8 @@ T = TypeVar("T")
 
 _listeners: Listeners[Listener] = Listeners()
 _hooks: list[Any] = []
-_originals: dict[str, Any] = {}  # of functions that ours stand for, or are called by
-_ours: dict[str, Any] = {}  # what stands for them
+_originals: dict[tuple[Any, str], Any] = {}  # of functions that ours stand for, or are called by
+_ours: dict[tuple[Any, str], Any] = {}  # what stands for them
 _schedulers: dict[type, Callable[..., Any]] = {}  # classes that step in their own way, with it
 _scalers: dict[type, Callable[..., Any]] = {}  # classes that scale in their own way, with it
 _epoch = deque([0], maxlen=1)
@@ -75,6 +78,7 @@ def leave(listener: Listener) -> None:
 
 def _install() -> None:
     _put_in_place(torch.autograd, "backward", lambda _: _backward)
+    _put_in_place(torch.Tensor, "backward", _of_tensor)
     _put_in_place(torch, "clear_autocast_cache", _counted)
     for scaler in _subclasses(torch.amp.GradScaler):
         if "scale" in vars(scaler):  # ``ShardedGradScaler`` does not call the one that it inherits
@@ -88,6 +92,7 @@ def _install() -> None:
 
 
 def _uninstall() -> None:
+    _restore(torch.Tensor, "backward")
     _restore(torch.autograd, "backward")
     _restore(torch, "clear_autocast_cache")
     while _scalers:
@@ -102,17 +107,17 @@ def _uninstall() -> None:
 
 def _put_in_place(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Has ours called for a function of torch, unless it still is: somebody put something around it meanwhile."""
-    if name not in _originals:
+    if (owner, name) not in _originals:
         original = getattr(owner, name)
-        _ours[name] = make(original)
-        _originals[name] = original
-        setattr(owner, name, _ours[name])
+        _ours[owner, name] = make(original)
+        _originals[owner, name] = original
+        setattr(owner, name, _ours[owner, name])
 
 
 def _restore(owner: Any, name: str) -> None:
     """Puts an original back, unless somebody else has put something around ours, which then only passes calls on."""
-    if getattr(owner, name) is _ours[name]:
-        setattr(owner, name, _originals.pop(name))
+    if getattr(owner, name) is _ours[owner, name]:
+        setattr(owner, name, _originals.pop((owner, name)))
 
 
 def autocast_epoch() -> int:
@@ -132,7 +137,7 @@ def _counted(clear: Callable[..., Any]) -> Callable[..., Any]:
 
 def original_backward() -> Callable[..., Any]:
     """``torch.autograd.backward`` itself."""
-    return _originals.get("backward", torch.autograd.backward)  # type: ignore[no-any-return]
+    return _originals.get((torch.autograd, "backward"), torch.autograd.backward)  # type: ignore[no-any-return]
 
 
 def _backward(*args: Any, **kwargs: Any) -> Any:
@@ -140,6 +145,23 @@ def _backward(*args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return call(*args, **kwargs)
     return guard.through(_told_backward, call, args, kwargs)
+
+
+def _of_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``Tensor.backward``: what listens has left torch's stack before torch looks there, and is not put back by it."""
+
+    @wraps(original)
+    def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            guard.tell(_comes)
+        return original(tensor, *args, **kwargs)
+
+    return backward
+
+
+def _comes() -> None:
+    for listener in _listeners:
+        listener.backward_comes()
 
 
 def _told_backward(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ampscope.capture.events.calls import BackwardCall, ModuleCall, ScalerCall, ScalerMethod, StepStart
 from ampscope.capture.events.functions import ErrorListener, FunctionListener
 from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.hooks import process_hooks
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.tape.call_tape import Tape
@@ -21,6 +22,7 @@ from ampscope.capture.replay.tape.functional import given_gradients, outside_rea
 from ampscope.capture.replay.tape.functional.edit_log import EditLog
 from ampscope.capture.replay.tape.functional.given_gradients import FunctionalStep
 from ampscope.capture.replay.tape.received_values import ReceivedValues
+from ampscope.capture.replay.tape.routine import Routine
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.replay.tape.weight_writes import IN_FORWARD, ForwardEdits, WeightWrites, WrittenValues
 from ampscope.capture.replay.tape_mode import TapeMode
@@ -31,7 +33,7 @@ from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.communication.gradient_reduction import synchronising, wrapper_of
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.user_line import NOWHERE, user_place
+from ampscope.capture.torch_support.user_line import NOWHERE, Place, user_place
 
 
 class StepTape(StepObserver):
@@ -58,7 +60,11 @@ class StepTape(StepObserver):
         self.guard = guard
         self._tape = Tape()
         self.state = StateSnapshot(models)  #: what forward may change, as it was when the step began
-        self.mode = TapeMode(self._tape, listener, guard, pause)  #: listens to the loop
+        self.routine = Routine(models)  #: says when it is listened to after backward
+        self.mode = TapeMode(self._tape, listener, guard, pause, self.routine)  #: listens to the loop
+        self._listener = listener
+        self._after_backward = 0  # position on the tape at the end of the latest backward
+        self._next_call = 0  # likewise of the first call of a watched module since
         self._writes = WeightWrites(models)
         self._judge: Callable[[list[Tensor], WrittenValues], None] | None = None
         self.received = received
@@ -76,6 +82,28 @@ class StepTape(StepObserver):
         with self.guard:
             self.mode.recording, self.mode.edits = True, None
             self.mode.insert()
+
+    def listen_after_backward(self, *, traced: bool) -> None:
+        """Listens to the loop after a backward, unless it is known what comes.
+
+        Args:
+            traced: Each op of the step is recorded.
+        """
+        with self.guard:
+            if self.routine.listens(traced=traced):
+                self.listen()
+            else:
+                self.mode.recording, self.mode.edits = True, None
+                self._listener.is_unheard()
+
+    def unheard(self, call: Callable[[], Any]) -> Any:
+        """Runs a call of torch's own, of which nothing is to be heard."""
+        listening = self.stop()
+        try:
+            return call()
+        finally:
+            if listening:
+                self.mode.insert()
 
     def complete(self) -> None:
         """Puts nothing more onto the tape, but goes on to see whether the loop moves weights by itself."""
@@ -102,6 +130,17 @@ class StepTape(StepObserver):
 
     # -- the step -----------------------------------------------------------------------------------------------
 
+    def optimizer_comes(self, attempt: StepAttempt, place: Place | None) -> bool:
+        """An optimizer is about to step, or be skipped; returns whether the loop has done what it always does.
+
+        Args:
+            attempt: Its attempt.
+            place: The user's line; None where that is to be looked for.
+        """
+        if self.mode.edits is not None and not self.routine.is_asleep:
+            self.routine.edits = self.mode.edits.edited
+        return self.routine.comes("step", attempt.optimizer, place or user_place() or NOWHERE)
+
     def step_began(self, start: StepStart) -> None:
         """Forgets what no step of any optimizer depends on any more.
 
@@ -116,6 +155,7 @@ class StepTape(StepObserver):
             self._starts = [*self._starts, self._evaluation.since, self._tape.end][-start.optimizers :]
             self._tape.forget_before(self._starts.pop(0) if start.optimizers > 1 else self._tape.end)
         self._tape.results.forget_written()
+        self.routine.begin(start.number)
         self.mode.step_began()
         self._begin(Evaluation(self._tape.end))
 
@@ -137,6 +177,7 @@ class StepTape(StepObserver):
         if not weights:
             return
         evaluation = self._evaluation
+        self.routine.always = True
         self.mode.weights_move(func, args, kwargs)
         evaluation.moved = True
         if self._judge is not None and (evaluation.backwards or self.functional.asked is not None):
@@ -156,11 +197,14 @@ class StepTape(StepObserver):
             self._tape.clear()
             self._tape.obstacle = f"more than {MOST_CALLS} calls or micro-batches came without an optimizer step"
         through = call.through
+        place = user_place() or NOWHERE
+        self.routine.comes("call", module, place)
+        self._next_call = self._next_call or self._tape.end
         entry = self._tape.module_call(
             module,
             *((through.args, through.kwargs) if through is not None else (call.args, call.kwargs)),
             ambient=call.ambient,
-            place=user_place() or NOWHERE,
+            place=place,
             devices=self._models.devices,
             host_random=learning or self._draws_on_host,
         )
@@ -219,14 +263,27 @@ class StepTape(StepObserver):
         if call.method is ScalerMethod.SCALE:
             self._tape.mark_scaled(list(tensor_tree.tensors(call.result)))
         elif self._evaluation.backwards:
+            by_loop = call.method is ScalerMethod.UNSCALE and call.by_loop
+            expected = not by_loop or self.routine.comes("unscale_", call.argument, call.place or NOWHERE)
             self.mode.scaler_called(call, self._models)
+            if not expected:
+                self.mode.insert()
 
     def backward_began(self, backward: BackwardCall) -> None:
         """Puts a backward onto the tape."""
         call = process_hooks.original_backward()
         entry = self._tape.backward_call(call, backward.args, backward.kwargs, backward.ambient)
         entry.begins_afresh = self._evaluation.backward_begins(self._models)
+        self._look_at_what_is_read(entry)
         self.received.begin(entry)
+
+    def _look_at_what_is_read(self, backward: Entry) -> None:
+        """Notes whether a backward depends on what the loop has computed between the one before and its forward."""
+        since, until = self._after_backward, self._next_call or self._tape.end - 1
+        if self._evaluation.backwards and since < until and not self.routine.is_asleep:
+            later = [*self._tape.entries[until - self._tape.start :], backward]
+            if any(since <= result.entry < until for entry in later for result in entry.earlier):
+                self.routine.read_later()
 
     def add_missing_backward(self, ambient: Ambient) -> Tensor | None:
         """Puts the backward onto the tape that the loop did not call on its latest loss; returns that loss, if any."""
@@ -239,6 +296,8 @@ class StepTape(StepObserver):
         self._evaluation.calls = 0
         self._evaluation.backwards += 1
         self.mode.after_backward = True
+        self._after_backward, self._next_call = self._tape.end, 0
+        self.routine.backward_ended()
         self._tape.gradients.left_by_backward(self._models)
 
     def let_go(self) -> None:

@@ -16,6 +16,7 @@ from ampscope.capture.events.functions import CallWatcher, ErrorListener, Functi
 from ampscope.capture.replay.cures.forms.in_loss import LossForms
 from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.functional.edit_log import EditLog
+from ampscope.capture.replay.tape.routine import Routine
 from ampscope.capture.torch_support import guard, tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.call_state import Ambient
@@ -59,6 +60,7 @@ class TapeMode(TorchFunctionMode):
         listener: Is told of each function.
         guard: Catches faults of the tape.
         pause: On while AMPscope's own code computes, as the tape's does.
+        routine: Learns what the loop does after backward.
 
     Attributes:
         recorded: Where the calls go.
@@ -75,6 +77,7 @@ class TapeMode(TorchFunctionMode):
         listener: FunctionListener,
         guard: Guard,
         pause: Pause,
+        routine: Routine,
     ) -> None:
         super().__init__()
         self.recorded = recorded
@@ -82,6 +85,7 @@ class TapeMode(TorchFunctionMode):
         self._listener = listener
         self._guard = guard
         self._pause = pause
+        self._routine = routine
         self.watcher: CallWatcher | None = None
         self.inserted = False  #: on the stack of the loop's thread, unless torch or a module has taken it off for now
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
@@ -131,7 +135,7 @@ class TapeMode(TorchFunctionMode):
             self.edits = None
         scale = torch_private.scaler_tensors(call.scaler)[0] if call.method is ScalerMethod.UNSCALE else None
         if scale is not None:
-            self.edits = self.edits or EditLog(self.recorded, models)
+            self.edits = self.edits or EditLog(self.recorded, models, edited=self._routine.changes_unheard)
             self.edits.unscaled(call.argument, scale, call.place)
 
     def insert(self) -> None:
@@ -186,6 +190,8 @@ class TapeMode(TorchFunctionMode):
             try:
                 if self._pause.on or self._guard.broken or torch_private.in_functorch():
                     return func(*args, **kwargs)
+                if self.after_backward:
+                    self._routine.heard(getattr(func, "__name__", ""), sys._getframe(1))
                 if self.watcher is not None:
                     with self._guard:
                         self.watcher(func, args, kwargs)

@@ -76,6 +76,7 @@ class StepWatch:
         self._live, self._tape = live, tape
         self.received = tape.received  #: is to hear of the collectives of the process
         self._endings, self._by_loop, self._between, self._guard = endings, by_loop, between, guard
+        self._was_listening = False  # until `Tensor.backward` was called, which runs now
         self.breaking_off = BreakingOff(own, cycle, endings, observers, live, tape, between)
 
     # -- forward: see `module_calls.CallListener` ---------------------------------------------------------------
@@ -146,14 +147,20 @@ class StepWatch:
 
     # -- backward -----------------------------------------------------------------------------------------------
 
+    def backward_comes(self) -> None:
+        """A backward is about to be run: what listens leaves torch's stack, which torch would put back otherwise."""
+        if self._cycle.is_open and not self._cycle.is_busy:
+            self._was_listening = self._tape.stop() or self._was_listening  # other modes pass the call on to here
+
     def backward(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a backward, of the step or of no step of ours; see `process_hooks.Listener`."""
+        listening, self._was_listening = self._was_listening, False
         if self._is_busy():
             return call(*args, **kwargs)
         if not self._cycle.is_open and not self._began_unseen(args, kwargs):
             with self._cycle.inside(State.BACKWARD):  # a watched module that it recomputes does not begin a step
                 return call(*args, **kwargs)
-        listening = self._tape.stop()
+        listening = self._tape.stop() or listening
         self._backward_began(args, kwargs)
         try:
             with self._cycle.inside(State.BACKWARD):
@@ -167,7 +174,7 @@ class StepWatch:
         self._observers.tell(StepObserver.backward_ended)
         self._by_loop.backward_returned()
         if listening and self._cycle.is_open:
-            self._tape.listen()
+            self._tape.listen_after_backward(traced=self._live.active)
         return result
 
     def _began_unseen(self, args: Any, kwargs: Any) -> bool:
@@ -197,7 +204,7 @@ class StepWatch:
     def scaler_call(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """Runs a call of a scaler, and returns what it returned."""
         self._scaler_call_began(call)
-        call.result = proceed()
+        call.result = proceed() if call.method is ScalerMethod.SCALE else self._tape.unheard(proceed)
         self._scaler_call_ended(call)
         return call.result
 
@@ -209,7 +216,7 @@ class StepWatch:
             call.result, call.attempt = self._endings.through_scaler(call, proceed)
         else:  # how another model's optimizer is used is no concern of this run
             self._endings.attempts.gradients_complete()
-            call.result = proceed()
+            call.result = self._tape.unheard(proceed)
         self._scaler_call_ended(call)
         return call.result
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.replay.tape.routine import EMPTYING
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
@@ -25,8 +26,6 @@ from ampscope.trace.vocabulary import Cause
 #: A loop may make up to as many steps in a row without effect on purpose, less one: it leaves out a bad batch. Where
 #: others had an effect, up to as many as those: what is no line of every round is a decision.
 _ON_PURPOSE = 3
-#: Functions that set tensors to zero.
-_EMPTYING = frozenset(("zero_", "_foreach_zero_"))
 
 
 class GradientScales:
@@ -120,7 +119,7 @@ class GradientScales:
 
     def function_ran(self, func: Callable[..., Any], args: Any) -> None:
         """A torch function ran after a backward: what it has set to zero is noted."""
-        if getattr(func, "__name__", "") in _EMPTYING:
+        if getattr(func, "__name__", "") in EMPTYING:
             self._emptied |= set(map(id, tensor_tree.tensors(args)))
 
     def cleared(self, optimizer: Optimizer) -> Mistake | None:

@@ -53,6 +53,8 @@ class UsageWatch:
         self._scaled = False  # gradients hold a scale, a scaler's or one of the loop's own
         self._moved_unscaled = False  # the loop itself moves weights, by what does not depend on a scaler's scale
         self._latest_step = 0  # that was attempted
+        self._is_heard = True  # the loop's own work on gradients
+        self._unscales_by_hand = False  # as far as it was heard
 
     def _report(self, mistake: Mistake | None, step: int | None = None) -> None:
         """Writes down a mistake of a step; None for the present one."""
@@ -66,7 +68,7 @@ class UsageWatch:
         """A watched forward begins after a step."""
         self._losses.clear()
         self._edits.new_iteration()
-        self._scaled = False
+        self._scaled, self._is_heard = False, True
 
     def before_backward(self, roots: list[Tensor], seeds: list[Tensor], *, under_autocast: bool, several: bool) -> None:
         """A backward begins.
@@ -130,6 +132,10 @@ class UsageWatch:
         if not self._calls.has_scaler:
             self._by_hand.function_runs(func, args, kwargs, after_backward=after_backward)
         self._edits.function_ran(func, args, kwargs, result)
+
+    def is_unheard(self) -> None:
+        """What the loop does to its gradients is not told: it is what it has done before."""
+        self._is_heard = False
 
     def edited(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         """A torch function ran between the unscaling of gradients and the scaler's update."""
@@ -254,9 +260,10 @@ class UsageWatch:
         """``optimizer.step`` was called without the scaler."""
         parameters = _parameters(optimizer)
         self._by_hand.judged = True
-        if self._by_hand.divided_out or self._values.any_unscaled(p.grad for p in parameters if p.grad is not None):
-            return
-        if self._moved_unscaled:
+        if self._is_heard:
+            unscaled = self._values.any_unscaled(p.grad for p in parameters if p.grad is not None)
+            self._unscales_by_hand = unscaled or self._moved_unscaled
+        if self._by_hand.divided_out or self._unscales_by_hand:
             return
         if self._scales.hold_scale(parameters):
             mistake = Mistake.here(Cause.MISUSE_NO_UNSCALE, MistakeForm.STEPPED_PAST_SCALER)

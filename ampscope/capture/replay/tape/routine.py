@@ -21,6 +21,8 @@ from ampscope.capture.torch_support.user_line import NOWHERE, Place
 FIRST_STEPS, FIRST_GOOD_STEPS = 8, 3
 #: Steps that are heard after one that went wrong, or was not as those before.
 ALERT_STEPS = 8
+#: Functions that set tensors to zero.
+EMPTYING = frozenset(("zero_", "_foreach_zero_"))
 #: Beginnings of steps that are remembered.
 _MOST_KNOWN = 4096
 
@@ -88,8 +90,14 @@ class Routine:
             self._awake = True
         return self._awake or self._backwards in self._read_later
 
+    @property
+    def changes_unheard(self) -> bool:
+        """Whether the loop is taken to change its unscaled gradients in this step, though nobody hears it."""
+        return self.edits and not self._awake
+
     def heard(self, name: str, frame: FrameType | None) -> None:
         """A torch function was called in a frame, after a backward."""
+        self.emptied = self.emptied or name in EMPTYING
         above = frame.f_back if frame is not None else None
         where = (id(frame.f_code), frame.f_lineno) if frame is not None else None
         self._program = hash((self._program, name, where, (id(above.f_code), above.f_lineno) if above else None))

@@ -32,6 +32,7 @@ from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel
+from ampscope.capture.torch_support.user_line import Place
 
 
 class Attempts:
@@ -81,11 +82,12 @@ class Attempts:
 
     # -- its begin ----------------------------------------------------------------------------------------------
 
-    def begin(self, optimizer: Optimizer, scaling: ScaleState | None) -> StepAttempt:
-        """An optimizer is about to step, or to be skipped."""
+    def begin(self, optimizer: Optimizer, scaling: ScaleState | None, place: Place | None = None) -> StepAttempt:
+        """An optimizer is about to step, or to be skipped; from that line, where it is known."""
         opened = self.cycle.opened
         index, step = self.optimizers.index_of(optimizer), self.optimizers.step_of(optimizer)
-        return self._ready(StepAttempt(optimizer, index, step, scaling, opened, norm=opened.norms.get(id(optimizer))))
+        norm = opened.norms.get(id(optimizer))
+        return self._ready(StepAttempt(optimizer, index, step, scaling, opened, norm=norm), place)
 
     def begin_without(self, weights: list[Tensor]) -> StepAttempt:
         """No optimizer steps ``weights``, whose change is the step."""
@@ -98,13 +100,15 @@ class Attempts:
         scaling = ScaleState.of(opened.scaler) if opened.scaler is not None else None
         return StepAttempt(optimizer, index, self.optimizers.step_at(index), scaling, opened)
 
-    def _ready(self, attempt: StepAttempt) -> StepAttempt:
+    def _ready(self, attempt: StepAttempt, place: Place | None = None) -> StepAttempt:
         """An attempt with all that is known of its step, now that its gradients are complete."""
         opened = attempt.opened
         self.gradients_complete()
         self.tape.stop()
-        edits = self.tape.gradient_edits
-        if attempt.scaling is not None and edits is not None and edits.edited:
+        edits, expected = self.tape.gradient_edits, True
+        with self.guard:
+            expected = self.tape.optimizer_comes(attempt, place)
+        if attempt.scaling is not None and edits is not None and (edits.edited or not expected):
             with self.guard:
                 opened.changed(attempt.optimizer, gradients.total_norm(attempt.optimizer))
         if not opened.losses:
@@ -227,6 +231,8 @@ class Attempts:
         attempt.over = True
         with self.guard:
             self._incidents.passed(ended)
+            norm = attempt.opened.known_number(attempt.norm)
+            self.tape.routine.end(bad=attempt.bad or not attempt.stepped or norm == 0)
         self.optimizers.stepped(attempt, first=self.cycle.is_open)
         self.cycle.on(Moment.ENDS)
         if self.optimizers.all_have_stepped(may_be_more=self.cycle.is_early) and not self.on_device.pending:

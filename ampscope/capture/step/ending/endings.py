@@ -68,7 +68,7 @@ class Endings:
             What it returned, and the attempt; that it was skipped is known by then unless it ``on_device``.
         """
         with self._own:
-            attempt = self.attempts.current = self.attempts.begin(call.argument, call.scaling)
+            attempt = self.attempts.current = self.attempts.begin(call.argument, call.scaling, call.place)
             with self._guard:
                 self.attempts.on_device.decide(wait=True)
                 self.attempts.on_device.look_ahead(attempt)

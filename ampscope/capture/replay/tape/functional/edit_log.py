@@ -57,9 +57,10 @@ class EditLog:
     Args:
         tape: Where they go if need be.
         models: The watched models.
+        edited: The loop is taken to change gradients, though nobody hears it.
     """
 
-    def __init__(self, tape: Tape, models: Models) -> None:
+    def __init__(self, tape: Tape, models: Models, *, edited: bool = False) -> None:
         self._tape = tape
         self._models = models
         self._ambient = call_state.current(call_state.device_types())._replace(grad=False)  # gradients are numbers here
@@ -71,7 +72,7 @@ class EditLog:
         self._drew = False
         self._was_read = False
         self.follows_read = False  #: the loop went on after Python had read numbers of what it did: it may have decided
-        self.edited = False  #: the loop has done something that may make gradients other than finite
+        self.edited = edited  #: the loop has done something that may make gradients other than finite
         self.is_open = False  #: calls are the loop's, not the scaler's
 
     def unscaled(self, optimizer: Optimizer, scale: Tensor, place: Place | None) -> None:
