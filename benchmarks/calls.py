@@ -4,8 +4,8 @@
     python benchmarks/calls.py --loops scaler,bf16_clip --sizes 79,295,1003
     python benchmarks/calls.py --who scaler_clip        # which functions make them
 
-Counted with ``sys.setprofile`` in the training thread, in steps 133 to 140 of a run with default settings, of which none
-is traced: the median, watched minus unwatched. Times are measured by ``overhead.py``.
+Counted with ``sys.setprofile`` in the training thread, in steps 133 to 140 of a run with default settings, of which
+none is traced: the median, watched minus unwatched. Times are measured by ``overhead.py``.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ _originals: dict[tuple[Any, str], Any] = {}  # of functions that ours stand for,
 _ours: dict[tuple[Any, str], Any] = {}  # what stands for them
 _schedulers: dict[type, Callable[..., Any]] = {}  # classes that step in their own way, with it
 _scalers: dict[type, Callable[..., Any]] = {}  # classes that scale in their own way, with it
-_epoch = deque([0], maxlen=1)
-_begin_epoch = map(_epoch.append, itertools.count(1)).__next__
+epoch = deque([0], maxlen=1)  #: how often autocast has forgotten its cast weights, as its one item
+_begin_epoch = map(epoch.append, itertools.count(1)).__next__
 
 
 def join(listener: Listener, home: HomeThread) -> None:
@@ -122,7 +122,7 @@ def _restore(owner: Any, name: str) -> None:
 
 def autocast_epoch() -> int:
     """How often autocast has forgotten its cast weights: calls of one epoch share them."""
-    return _epoch[0]
+    return epoch[0]
 
 
 def _counted(clear: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from ampscope.capture.replay.tape.evaluation import MOST_CALLS, Evaluation
 from ampscope.capture.replay.tape.functional import given_gradients, outside_reads
 from ampscope.capture.replay.tape.functional.edit_log import EditLog
 from ampscope.capture.replay.tape.functional.given_gradients import FunctionalStep
+from ampscope.capture.replay.tape.learned_edits import LearnedEdits
 from ampscope.capture.replay.tape.received_values import ReceivedValues
 from ampscope.capture.replay.tape.routine import Routine
 from ampscope.capture.replay.tape.taped_step import TapedStep
@@ -63,6 +64,7 @@ class StepTape(StepObserver):
         self.routine = Routine(models)  #: says when it is listened to after backward
         self.mode = TapeMode(self._tape, listener, guard, pause, self.routine)  #: listens to the loop
         self._listener = listener
+        self._learned: LearnedEdits | None = None  # in the latest step that was heard to its end
         self._after_backward = 0  # position on the tape at the end of the latest backward
         self._next_call = 0  # likewise of the first call of a watched module since
         self._writes = WeightWrites(models)
@@ -140,6 +142,30 @@ class StepTape(StepObserver):
         if self.mode.edits is not None and not self.routine.is_asleep:
             self.routine.edits = self.mode.edits.edited
         return self.routine.comes("step", attempt.optimizer, place or user_place() or NOWHERE)
+
+    def learn_edits(self) -> None:
+        """The gradients are as the optimizer will use them, and good: notes how the loop has made them."""
+        edits, evaluation = self.mode.edits, self._evaluation
+        if self.routine.is_asleep or self.routine.always or not evaluation.backwards:
+            return
+        self._learned = None
+        if edits is None or edits.may_be_learned:
+            self.write_edits()
+            if not (evaluation.earlier or self._tape.obstacle or self._tape.full):
+                self._learned = LearnedEdits.of(self._tape, self._models, evaluation.since, self._after_backward)
+
+    def write_edits(self) -> None:
+        """Puts onto the tape what the loop did to its gradients after they were unscaled."""
+        if self.routine.is_asleep:
+            self._recall(unscaled=True)
+        elif self.mode.edits is not None:
+            self.mode.edits.write()
+
+    def _recall(self, *, unscaled: bool) -> None:
+        """Puts onto the tape what the loop did unheard, as it is known from a step that was heard."""
+        learned, since = self._learned, self._evaluation.since
+        if learned is not None and learned.after == self._after_backward - since:
+            learned.put(self._tape, self._models, since, unscaled=unscaled)
 
     def step_began(self, start: StepStart) -> None:
         """Forgets what no step of any optimizer depends on any more.
@@ -320,6 +346,8 @@ class StepTape(StepObserver):
     def recording(self) -> TapedStep:
         """What it takes to run the present step again."""
         evaluation = self._evaluation
+        if self.routine.is_asleep and evaluation.backwards:
+            self._recall(unscaled=False)
         return TapedStep(
             self._tape,
             self.state,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,20 +22,20 @@ from ampscope.capture.torch_support import guard, tensor_tree, torch_private
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.call_state import Ambient
 from ampscope.capture.torch_support.calls.fast_paths import Call, FastPaths
-from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place, leaves_all_as_it_is
+from ampscope.capture.torch_support.calls.function_names import (
+    UNNAMED,
+    FunctionFacts,
+    facts_of,
+    known_facts,
+)
 from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.calls.random_state import RandomState
 from ampscope.capture.torch_support.guard import NOT_RUN, Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.user_line import NOWHERE, user_place
+from ampscope.capture.torch_support.user_line import NOWHERE, place_of
 
-_GRADIENT = torch.Tensor.grad
-
-
-@cache
-def _name_draws(name: str) -> bool:
-    return draws_random_numbers(name)
+_NO_ORIGINALS: dict[int, Tensor] = {}
 
 
 def _devices(args: Any, kwargs: dict[str, Any]) -> set[torch.device]:
@@ -86,6 +87,8 @@ class TapeMode(TorchFunctionMode):
         self._guard = guard
         self._pause = pause
         self._routine = routine
+        self._latest: _Before | None = None
+        self._may_compile = True
         self.watcher: CallWatcher | None = None
         self.inserted = False  #: on the stack of the loop's thread, unless torch or a module has taken it off for now
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
@@ -141,6 +144,7 @@ class TapeMode(TorchFunctionMode):
     def insert(self) -> None:
         """Starts listening."""
         if not self.inserted and not self._handling and not self._guard.broken:
+            self._may_compile = "torch._dynamo" in sys.modules
             self.inserted = True  # first, and last in `remove`: what is broken off is taken away later
             torch_private.insert_function_mode(self)
             self._fast_paths.insert()
@@ -168,45 +172,49 @@ class TapeMode(TorchFunctionMode):
         torch_private.insert_function_mode(self)
         if call is None or not self.recording or self._pause.on or self._guard.broken or torch_private.is_tracing():
             return
-        self._pause.begin_aside()
-        with self._guard:
-            before = _Before(call_state.current(self._types), None, call.kwargs, {})
-            self._note(call.module, call.args, before, call.result)
-        self._pause.end_glance()
+        self._pause.others.__enter__()
+        before = _Before(call_state.current(self._types), None, call.kwargs, _NO_ORIGINALS)
+        self._note(UNNAMED, call.module, call.args, before, call.result)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(  # noqa: C901, PLR0912  # each frame more would cost every function of the loop's
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         result, before = NOT_RUN, None
         try:
+            facts = known_facts.get(func) or facts_of(func)
+            if facts.asks or (facts.assigns_gradient and len(args) > 1 and args[1] is None):
+                return func(*args, **kwargs)
             captured = self._pause.cuda and self._pause.captures()
-            if (
-                captured
-                or leaves_all_as_it_is(func, args)
-                or torch.compiler.is_compiling()
-                or torch_private.is_tracing()
-            ):
+            if captured or (self._may_compile and torch.compiler.is_compiling()):
+                return func(*args, **kwargs)
+            if torch_private.tracing_state() is not None:
                 return func(*args, **kwargs)
             self._handling += 1
             try:
-                if self._pause.on or self._guard.broken or torch_private.in_functorch():
+                if self._pause.on or self._guard.broken or torch_private.functorch_level() is not None:
                     return func(*args, **kwargs)
                 if self.after_backward:
-                    self._routine.heard(getattr(func, "__name__", ""), sys._getframe(1))
-                if self.watcher is not None:
+                    self._routine.heard(facts.name, sys._getframe(1))
+                writes = facts.writes or "out" in kwargs
+                if writes and self.watcher is not None:
                     with self._guard:
                         self.watcher(func, args, kwargs)
                 if not self.recording:
                     return func(*args, **kwargs) if self.edits is None else self._edit(self.edits, func, args, kwargs)
-                self._pause.begin_glance()
-                before = self._before(func, args, kwargs)
-                self._pause.end_glance()
-                formed = self.forms.of_step
-                result = self.forms.call(func, args, kwargs) if formed else func(*args, **kwargs)
-                if before is not None and not self._guard.broken:
+                ambient = call_state.current(self._types)
+                if writes or facts.in_place or facts.draws or "generator" in kwargs:
                     self._pause.begin_glance()
-                    with self._guard:
-                        self._note(func, args, before, result)
+                    before = self._before(facts, func, args, kwargs, ambient)
                     self._pause.end_glance()
+                elif kwargs or self._latest is None or self._latest.ambient is not ambient:
+                    before = _Before(ambient, None, kwargs, _NO_ORIGINALS)
+                    self._latest = self._latest if kwargs else before
+                else:
+                    before = self._latest
+                result = self.forms.call(func, args, kwargs) if self.forms.of_step else func(*args, **kwargs)
+                if before is not None and not self._guard.broken:
+                    self._note(facts, func, args, before, result)
                     if func is torch.autograd.grad and self._asked is not None:
                         self._asked()
             finally:
@@ -246,39 +254,57 @@ class TapeMode(TorchFunctionMode):
             self._pause.end_glance()
         return result
 
-    def _before(self, func: Any, args: Any, kwargs: dict[str, Any]) -> _Before | None:
+    def _before(
+        self, facts: FunctionFacts, func: Any, args: Any, kwargs: dict[str, Any], ambient: Ambient
+    ) -> _Before | None:
         """The generators' states before the function draws from them; None after a fault."""
         with self._guard:
-            random = RandomState.take(_devices(args, kwargs)) if _name_draws(getattr(func, "__name__", "")) else None
+            random = RandomState.take(_devices(args, kwargs)) if facts.draws else None
             generator = kwargs.get("generator")
             if generator is not None:
                 kwargs = {**kwargs, "generator": generator.clone_state()}
             originals: dict[int, Tensor] = {}
-            if is_in_place(func, kwargs):
+            if facts.in_place or "out" in kwargs:
                 is_repeated = not self.after_backward
                 originals = self.recorded.overwritten_unknown(args, kwargs, is_repeated=is_repeated)
-            return _Before(call_state.current(self._types), random, kwargs, originals)
+            return _Before(ambient, random, kwargs, originals)
         return None
 
-    def _note(self, func: Any, args: Any, before: _Before, result: Any) -> None:
-        kwargs = before.kwargs
-        self._listener.saw_function(func, args, kwargs, result, after_backward=self.after_backward)
-        if getattr(func, "__self__", None) is _GRADIENT:
-            return
-        if not is_in_place(func, kwargs):
-            if not isinstance(result, Tensor) and next(tensor_tree.tensors(result), None) is None:
-                if self.after_backward and args:
-                    self.recorded.results.note_read(func, args[0], self.recorded.end)
-                return
-            if args and result is args[0] and not dtypes_asked(func, args, kwargs):
-                return  # ``x.to(x.device)``: there is nothing to run again
-        self.recorded.function_call(
-            func,
-            args,
-            kwargs,
-            result,
-            ambient=before.ambient,
-            place=user_place() or NOWHERE,
-            random=before.random,
-            originals=before.originals,
-        )
+    def _note(self, facts: FunctionFacts, func: Any, args: Any, before: _Before, result: Any) -> None:
+        """Takes a function down that has run; as `Pause.begin_glance` and ``with self._guard``, without their calls."""
+        began, self._pause.on = time.perf_counter(), True
+        if torch_private.dispatch_stack.length():
+            self._pause.others.__enter__()
+        try:
+            kwargs = before.kwargs
+            self._listener.saw_function(func, args, kwargs, result, after_backward=self.after_backward)
+            in_place = facts.in_place or "out" in kwargs
+            new = in_place or (type(result) is Tensor and args and result is not args[0])
+            if not facts.is_of_gradient and (new or self._makes(func, args, kwargs, result)):
+                self.recorded.function_call(
+                    func,
+                    args,
+                    kwargs,
+                    result,
+                    ambient=before.ambient,
+                    place=place_of(sys._getframe(2)) or NOWHERE,
+                    random=before.random,
+                    originals=before.originals,
+                    in_place=in_place,
+                )
+        except BaseException as error:
+            if not self._guard.catches(error):
+                raise
+        if self._pause.others.are_aside:
+            self._pause.others.__exit__()
+        self._pause.on = False
+        self._pause.glanced += time.perf_counter() - began
+
+    def _makes(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> bool:
+        """Whether a function has made tensors."""
+        if not isinstance(result, Tensor) and next(tensor_tree.tensors(result), None) is None:
+            if self.after_backward and args:
+                self.recorded.results.note_read(func, args[0], self.recorded.end)
+            return False
+        # ``x.to(x.device)``: there is nothing to run again
+        return not (args and result is args[0] and not dtypes_asked(func, args, kwargs))

@@ -10,15 +10,17 @@ import contextlib
 import dataclasses
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.Size)
+#: Plain values, which hold no others.
+ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.Size)
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
-_LEAVES = (*_ATOMS, Tensor)
+#: What holds nothing that is looked for.
+LEAVES = (*ATOMS, Tensor)
 _SEQUENCES = (tuple, list, set, frozenset, deque)
 #: Python's containers that can change; of two that fit, the first.
 _CONTAINER_KINDS = (OrderedDict, defaultdict, dict, list, set, deque)
@@ -38,18 +40,13 @@ def tensors(value: Any) -> Iterator[Tensor]:
     """Every tensor in ``value``: through tuples, lists, dicts, dataclasses and plain objects, in a stable order."""
     if isinstance(value, Tensor):
         yield value
-    elif not isinstance(value, _ATOMS):
+    elif not isinstance(value, ATOMS):
         yield from _Walk().tensors(value, _DEPTH)
 
 
 def rebuild(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
     """``value`` with every leaf of type ``kind`` replaced by ``change(leaf)``; containers are copied, never edited."""
     return _Rebuilding(change, kind).of(value, _DEPTH)
-
-
-def is_flat(values: Iterable[Any]) -> bool:
-    """Whether there is nothing but tensors and plain values, none of which holds others."""
-    return all(isinstance(value, _LEAVES) for value in values)
 
 
 def inner_tensors(tensor: Tensor) -> list[Tensor]:
@@ -195,7 +192,7 @@ class _Walk:
                 yield from self.tensors(item, depth - 1)
 
     def _enters(self, value: Any) -> bool:
-        if isinstance(value, _ATOMS) or id(value) in self._entered:
+        if isinstance(value, ATOMS) or id(value) in self._entered:
             return False
         self._entered[id(value)] = value
         return True
@@ -215,7 +212,7 @@ class _Rebuilding:
         if isinstance(value, self._kind):
             return self._change(value)
         self._left -= 1
-        if not depth or self._left < 0 or isinstance(value, _LEAVES):
+        if not depth or self._left < 0 or isinstance(value, LEAVES):
             return value
         if id(value) not in self._made:
             self._originals.append(value)  # kept, so that an id stays that of its object

@@ -209,15 +209,20 @@ def default_device() -> Any:
     return getattr(sys.modules.get("torch.utils._device"), "CURRENT_DEVICE", None)
 
 
+#: The transform of torch.func (``vmap``, ``grad``) inside which code runs; None outside.
+functorch_level: Callable[[], Any] = _private("_functorch.peek_interpreter_stack") or (lambda: None)
+#: What ``torch.jit.trace`` records into; None where it does not. Torch's own module call asks the same way.
+tracing_state: Callable[[], Any] = torch._C._get_tracing_state
+
+
 def in_functorch() -> bool:
     """Whether code runs inside ``vmap``, ``grad`` or another transform of torch.func."""
-    peek = getattr(torch._C._functorch, "peek_interpreter_stack", None)
-    return peek is not None and peek() is not None
+    return functorch_level() is not None
 
 
 def is_tracing() -> bool:
-    """Whether ``torch.jit.trace`` is recording; torch's own module call asks the same way."""
-    return torch._C._get_tracing_state() is not None
+    """Whether ``torch.jit.trace`` is recording."""
+    return tracing_state() is not None
 
 
 def forward_kwargs(frame: FrameType) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class _Home(Enum):
 
 
 _MOST_HOMES = 20_000
+_places: dict[tuple[int, int], Place] = {}  # the same lines are asked for at every step
 _homes: dict[int, tuple[CodeType, _Home]] = {}  # by ``id``: a code object's own hash reads all of it
 
 
@@ -128,7 +129,13 @@ def place_of(frame: FrameType | None, *stops: CodeType) -> Place | None:
         known = _homes.get(id(code)) or _look(code, frame)
         home = known[1]
         if home is _Home.USER:
-            return Place(code, frame.f_lineno)
+            line = frame.f_lineno
+            place = _places.get((id(code), line))
+            if place is None or place.code is not code:
+                if len(_places) >= _MOST_HOMES:
+                    _places.clear()
+                place = _places[id(code), line] = Place(code, line)
+            return place
         if home is _Home.FRAMEWORK and in_framework is None:
             in_framework = Place(code, frame.f_lineno)
         frame = frame.f_back

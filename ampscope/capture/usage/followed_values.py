@@ -21,6 +21,7 @@ _SMALLEST_SCALE = 64
 #: A factor of the whole loss that is this large is there for float16.
 _CLEARLY_SCALE = 512
 _TIMES = frozenset(("mul", "imul", "rmul", "multiply"))
+_BY_FACTORS = _TIMES | scale_dependence.QUOTIENTS
 _MOST_ELEMENTS = 1 << 16  #: of the seeds of a backward that are looked at
 
 Memory = tuple[int, int]  #: a storage and the offset in it
@@ -202,8 +203,8 @@ class HandScale:
 
     def function_runs(self, func: Callable[..., Any], args: Any, kwargs: Any, *, after_backward: bool) -> None:
         """The loop computes something: with its loss, or with what came of it."""
-        name = scale_dependence.plain_name(func)
-        if not after_backward and len(args) > 1:
+        name = scale_dependence.plain(getattr(func, "__name__", ""))
+        if not after_backward and len(args) > 1 and name in _BY_FACTORS:
             self._loss_computed(name, args)
         if self.in_gradients and not self.divided_out and self._values.may_depend((*args, *kwargs.values())):
             self.divided_out = self._divides(name, args, kwargs)

@@ -61,9 +61,7 @@ class GradientEdits:
     # -- what torch ran -----------------------------------------------------------------------------------------
 
     def function_ran(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
-        """A torch function ran outside the models."""
-        if not self._values.may_depend((*args, *kwargs.values())):
-            return
+        """A torch function ran outside the models, some of whose arguments may depend on the scale."""
         name = scale_dependence.plain_name(func)
         if getattr(func, "__name__", "") in _READS:
             self._number_read(name, args, result)

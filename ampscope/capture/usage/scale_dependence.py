@@ -8,6 +8,7 @@ of the scale at all: with another scale it would be another value.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -47,7 +48,7 @@ _FREE = _words(
     "size dim ones_like zeros_like full_like empty_like rand_like randn_like randint_like is_floating_point"
 )
 _PRODUCTS = _words("mul multiply imul matmul mm mv bmm dot vdot inner outer einsum")
-_QUOTIENTS = _words("div divide true_divide idiv")
+QUOTIENTS = _words("div divide true_divide idiv")
 _SUMS = _words("add iadd sub isub subtract rsub lerp hypot addcmul addcdiv")
 _BOUNDS = _words("clamp clip clamp_min clamp_max minimum maximum fmin fmax hardtanh renorm threshold")
 _CURVES = _words(
@@ -59,8 +60,13 @@ _RAISED = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
 
 def plain_name(func: Callable[..., Any]) -> str:
     """``mul`` for ``torch.mul``, ``Tensor.mul_``, ``Tensor.__imul__`` and ``torch._foreach_mul_``."""
-    name = str(getattr(func, "__name__", ""))
-    return name.removeprefix("_foreach_").strip("_").removeprefix("linalg_")
+    return plain(getattr(func, "__name__", ""))
+
+
+@cache
+def plain(name: str) -> str:
+    """The same by the name that the function has."""
+    return str(name).removeprefix("_foreach_").strip("_").removeprefix("linalg_")
 
 
 def bounds(name: str) -> bool:
@@ -75,7 +81,7 @@ def multiplies(name: str) -> bool:
 
 def divides(name: str) -> bool:
     """Whether a function divides its first operand by its second."""
-    return name in _QUOTIENTS
+    return name in QUOTIENTS
 
 
 def adds(name: str) -> bool:
@@ -124,7 +130,7 @@ def _of_ratios(name: str, values: list[Any], degrees: list[float]) -> float | No
     first, second = degrees[0], degrees[1] if len(degrees) > 1 else 0.0
     if name in _PRODUCTS:
         return sum(degrees)
-    if name in _QUOTIENTS:
+    if name in QUOTIENTS:
         return first - second
     if name == "rdiv" and _matters(values[1]):  # an infinite number over the norm is how clipping is switched off
         return second - first

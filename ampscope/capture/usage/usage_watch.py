@@ -53,6 +53,7 @@ class UsageWatch:
         self._scaled = False  # gradients hold a scale, a scaler's or one of the loop's own
         self._moved_unscaled = False  # the loop itself moves weights, by what does not depend on a scaler's scale
         self._latest_step = 0  # that was attempted
+        self._has_scaler = False
         self._is_heard = True  # the loop's own work on gradients
         self._unscales_by_hand = False  # as far as it was heard
 
@@ -129,9 +130,10 @@ class UsageWatch:
             self._scales.function_ran(func, args)
             if self._scaled:
                 self._values.find_gradients()
-        if not self._calls.has_scaler:
+        if not self._has_scaler:
             self._by_hand.function_runs(func, args, kwargs, after_backward=after_backward)
-        self._edits.function_ran(func, args, kwargs, result)
+        if self._values.may_depend((*args, *kwargs.values()) if kwargs else args):
+            self._edits.function_ran(func, args, kwargs, result)
 
     def is_unheard(self) -> None:
         """What the loop does to its gradients is not told: it is what it has done before."""
@@ -139,7 +141,7 @@ class UsageWatch:
 
     def edited(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         """A torch function ran between the unscaling of gradients and the scaler's update."""
-        if self._partly.is_so():
+        if self._partly.is_so() and self._values.may_depend((*args, *kwargs.values())):
             self._edits.function_ran(func, args, kwargs, result)
 
     def weights_move(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
@@ -163,6 +165,7 @@ class UsageWatch:
         """The run has got a scaler with this number; ``fresh`` when it has scaled nothing and loaded no state yet."""
         if not self._calls.has_scaler:
             self._values.start_over()  # numbers that only looked like a scale
+        self._has_scaler = True
         self._calls.new_scaler(scaler)
         self._handovers.new_scaler(scaler, fresh=fresh)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.hooks import process_hooks
+from ampscope.capture.hooks.process_hooks import epoch
 from ampscope.capture.replay.tape import framework_flags
 from ampscope.capture.replay.tape.entry import (
     Arguments,
@@ -23,7 +23,13 @@ from ampscope.capture.replay.tape.entry import (
     unscale_,
 )
 from ampscope.capture.replay.tape.fingerprints import fingerprint, tensors_given
-from ampscope.capture.replay.tape.live_results import LeftGradients, LiveResults, in_place_results, targets
+from ampscope.capture.replay.tape.live_results import (
+    LeftGradients,
+    LiveResult,
+    LiveResults,
+    in_place_results,
+    targets,
+)
 from ampscope.capture.replay.tape.outside_tensors import OutsideTensors
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls import kernel_choice
@@ -54,6 +60,7 @@ class Tape:
         self.results = LiveResults()
         self.gradients = LeftGradients()
         self.outside = OutsideTensors()
+        self._state: CallState | None = None  # of the latest functions, which all came in the same
 
     @property
     def end(self) -> int:
@@ -132,6 +139,7 @@ class Tape:
         place: Place,
         random: RandomState | None,
         originals: dict[int, Tensor],
+        in_place: bool | None = None,
     ) -> None:
         """Adds a torch function that ran outside the watched modules, after it ran.
 
@@ -144,17 +152,24 @@ class Tape:
             place: The user's line.
             random: The generators' states before it, where it draws.
             originals: What it has overwritten, as it was before (`overwritten_unknown`), by ``id``.
+            in_place: Whether it overwrites its first argument, or what is given as ``out``; None to be found out.
         """
-        in_place = is_in_place(func, kwargs)
+        if in_place is None:
+            in_place = is_in_place(func, kwargs)
         arguments = self._arguments(args, kwargs, originals, overwrites=in_place)
-        entry = _entry(EntryKind.FUNCTION, func, arguments, ambient, place)
-        entry.state.random = random
-        if getattr(func, "__name__", "") in kernel_choice.CHOOSING:
-            entry.state.kernels = kernel_choice.current()
+        kernels = kernel_choice.current() if getattr(func, "__name__", "") in kernel_choice.CHOOSING else None
+        state = self._state
+        if state is None or random or kernels or state.ambient is not ambient or state.autocast_epoch != epoch[0]:
+            state = CallState(ambient, epoch[0], random, kernels=kernels)
+            self._state = state if random is None and kernels is None else None
+        entry = Entry(EntryKind.FUNCTION, func, arguments, state, place)
         entry.in_place = in_place
         if func is torch.autograd.grad:
             entry.fingerprint = [each.detach() for each in tensor_tree.tensors(args[:1]) if each.numel() == 1]
-        self._append(entry)
+        if self.full or len(self.entries) >= MAX_ENTRIES:
+            self._append(entry)
+        else:
+            self.entries.append(entry)
         if in_place:
             self._add_written(in_place_results(args, kwargs, result))
         else:
@@ -250,27 +265,56 @@ class Tape:
         *,
         overwrites: bool = False,
     ) -> Arguments:
-        def refer(tensor: Tensor) -> TensorReference:
-            known = self.earlier_result(tensor, overwrites=overwrites) or self.gradients.find(tensor)
-            return known or self.outside.refer(tensor, (originals or {}).get(id(tensor)))
+        flat = True
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if not isinstance(value, tensor_tree.LEAVES):
+                flat = False
+                break
+        if kwargs or not flat:
+            return Arguments.of(args, kwargs, lambda tensor: self._refer(tensor, originals, overwrites))
+        given, references = list(args), list[TensorReference]()  # most calls of a loop have nothing but such arguments
+        for place, value in enumerate(args):
+            if isinstance(value, Tensor):
+                given[place] = self._refer(value, originals, overwrites)
+                references.append(given[place])
+        return Arguments(tuple(given), kwargs, references)
 
-        return Arguments.of(args, kwargs, refer)
+    def _refer(self, tensor: Tensor, originals: dict[int, Tensor] | None, overwrites: bool) -> TensorReference:
+        known = self.results.by_id.get(id(tensor))
+        if known is not None and known.tensor() is tensor:
+            unchanged = not tensor.requires_grad and tensor._version == known.version  # most are, and need no closer look
+            if unchanged or self._gave(known, tensor, overwrites):
+                return known.source
+        gradient = self.gradients.find(tensor)
+        return gradient or self.outside.refer(tensor, (originals or {}).get(id(tensor)))
 
     def earlier_result(self, tensor: Tensor, *, overwrites: bool) -> EarlierResult | None:
         """The entry that returned an argument; None where what it returned is not what the call got."""
         known = self.results.find(tensor)
-        if known is None:
-            return None
-        # a custom autograd function computes without grad and gives its result a history then
-        follows = self[known.source.entry].state.ambient.grad or id(tensor) in self.outside.moved
-        rewritten = not overwrites and not tensor.requires_grad and known.was_written
-        return None if (tensor.requires_grad and not follows) or rewritten else known.source
+        return known.source if known is not None and self._gave(known, tensor, overwrites) else None
+
+    def _gave(self, known: LiveResult, tensor: Tensor, overwrites: bool) -> bool:
+        """Whether an entry has returned ``tensor`` as it is now."""
+        if tensor.requires_grad:
+            # a custom autograd function computes without grad and gives its result a history then
+            made_by = self.entries[known.source.entry - self.start]
+            return made_by.state.ambient.grad or id(tensor) in self.outside.moved
+        return overwrites or tensor.is_inference() or tensor._version == known.version
 
     def _add_results(self, value: Any) -> None:
         """Remembers the tensors of ``value`` as results of the newest entry."""
         if self.full or not self.entries:
             return
-        entry, number = self.entries[-1], self.end - 1
+        entry, number = self.entries[-1], self.start + len(self.entries) - 1
+        if type(value) is Tensor and not entry.in_place:
+            known = self.results.by_id.get(id(value))
+            new = known is None or known.tensor() is not value
+            for each in entry.arguments.tensors if new else ():
+                if type(each) is OutsideTensor and each.identity == id(value):
+                    new = False
+            if new:
+                self.results.add(value, EarlierResult(number, 0))
+                return
         given = set() if entry.in_place else _given_back(entry)
         for leaf, tensor in enumerate(tensor_tree.tensors(value)):
             if not (given and self._is_among(tensor, given)):
@@ -303,4 +347,4 @@ def _given_back(entry: Entry) -> set[int | tuple[int, int]]:
 
 
 def _entry(kind: EntryKind, call: Any, arguments: Arguments, ambient: Ambient, place: Place) -> Entry:
-    return Entry(kind, call, arguments, CallState(ambient, process_hooks.autocast_epoch()), place)
+    return Entry(kind, call, arguments, CallState(ambient, epoch[0]), place)

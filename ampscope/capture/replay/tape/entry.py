@@ -77,11 +77,7 @@ class Arguments:
             references.append(refer(tensor))
             return references[-1]
 
-        if tensor_tree.is_flat(args) and tensor_tree.is_flat(kwargs.values()):  # most calls of a loop are
-            args = tuple([replaced(value) if isinstance(value, Tensor) else value for value in args])
-            kwargs = {name: replaced(value) if isinstance(value, Tensor) else value for name, value in kwargs.items()}
-        else:
-            args, kwargs = tensor_tree.rebuild((args, kwargs), replaced)
+        args, kwargs = tensor_tree.rebuild((args, kwargs), replaced)
         return Arguments(args, kwargs, references)
 
     @property

@@ -46,6 +46,7 @@ class LiveResults:
     """The results of the entries on a tape, by the tensor.
 
     Attributes:
+        by_id: What entries returned, by ``id``; whether the tensor is that one still, `find` asks.
         newest_scalar: The latest value that a backward could begin from, alive or not.
         given_to_python: Numbers that the loop has read on the host: the entry that comes next, and the one that made
             them; None where no entry did.
@@ -53,24 +54,26 @@ class LiveResults:
 
     def __init__(self) -> None:
         self.given_to_python: list[tuple[int, int | None]] = []
-        self._by_id: dict[int, LiveResult] = {}
-        self._in_storage: dict[int, dict[int, None]] = {}  # keys of `_by_id`, for calls that write in place
+        self.by_id: dict[int, LiveResult] = {}
+        self._in_storage: dict[int, dict[int, None]] = {}  # keys of `by_id`, for calls that write in place
         self._unsorted: list[int] = []  # those that are not in there yet
         self.newest_scalar: Scalar | None = None
 
     def add(self, tensor: Tensor, source: EarlierResult, *, written: bool = False) -> None:
         """An entry has returned ``tensor``, or, if ``written``, has overwritten it."""
-        is_history = written and not tensor.requires_grad and tensor.numel() <= SMALL_TARGET
-        self._by_id[id(tensor)] = LiveResult(weakref.ref(tensor), source, version_counter(tensor), is_history)
+        trains = tensor.requires_grad
+        is_history = written and not trains and tensor.numel() <= SMALL_TARGET
+        version = -1 if tensor.is_inference() else tensor._version
+        self.by_id[id(tensor)] = tuple.__new__(LiveResult, (weakref.ref(tensor), source, version, is_history))
         self._unsorted.append(id(tensor))
-        if tensor.requires_grad and tensor.numel() == 1 and _owns_its_memory(tensor):
+        if trains and tensor.numel() == 1 and _owns_its_memory(tensor):
             past_dispatch, past_functions = past_modes([tensor])
             with past_dispatch, past_functions:  # no op of the loop's, which modes of the user's may count
                 self.newest_scalar = Scalar(tensor.detach(), source)
 
     def find(self, tensor: Tensor) -> LiveResult | None:
         """What is known of ``tensor``; None where no entry returned it."""
-        known = self._by_id.get(id(tensor))
+        known = self.by_id.get(id(tensor))
         return known if known is not None and known.tensor() is tensor else None
 
     def note_read(self, func: Callable[..., Any], tensor: Any, at: int) -> None:
@@ -82,12 +85,14 @@ class LiveResults:
 
     def forget_written(self) -> None:
         """What was written in place until now, and is small enough to be copied, comes from outside from now on."""
-        self._forget_all_but({key: known for key, known in self._by_id.items() if not known.is_history})
+        self._forget_all_but({key: known for key, known in self.by_id.items() if not known.is_history})
 
     def let_go_of_values(self) -> None:
         """From now on what has no history of its own comes from outside, whoever has made it."""
-        alive = ((key, known, known.tensor()) for key, known in self._by_id.items())
-        self._forget_all_but({key: known for key, known, each in alive if each is not None and each.grad_fn is not None})
+        alive = ((key, known, known.tensor()) for key, known in self.by_id.items())
+        self._forget_all_but(
+            {key: known for key, known, each in alive if each is not None and each.grad_fn is not None}
+        )
 
     def assigned(self, models: Models, since: int) -> dict[str, EarlierResult]:
         """The gradients of parameters that entries from ``since`` on have made, by the parameter's name."""
@@ -100,7 +105,7 @@ class LiveResults:
 
     def alive(self) -> Iterator[tuple[Tensor, EarlierResult]]:
         """Those that are still alive, each with the result that it is."""
-        for known in self._by_id.values():
+        for known in self.by_id.values():
             tensor = known.tensor()
             if tensor is not None:
                 yield tensor, known.source
@@ -110,7 +115,7 @@ class LiveResults:
         found = []
         self._index()
         for storage in {storage_key(tensor) for tensor in tensors if _has_memory(tensor)}:
-            for known in map(self._by_id.get, self._in_storage.get(storage, ())):
+            for known in map(self.by_id.get, self._in_storage.get(storage, ())):
                 other = known.tensor() if known is not None else None
                 if known is not None and other is not None and _has_memory(other) and storage_key(other) == storage:
                     found.append(known.source)
@@ -119,21 +124,21 @@ class LiveResults:
     def _index(self) -> None:
         """Sorts the results that came since it was asked last by the memory they live in."""
         for key in dict.fromkeys(self._unsorted):
-            known = self._by_id.get(key)
+            known = self.by_id.get(key)
             tensor = known.tensor() if known is not None else None
             if tensor is not None and _has_memory(tensor):
                 self._in_storage.setdefault(storage_key(tensor), {})[key] = None
         self._unsorted.clear()
 
     def _forget_all_but(self, known: dict[int, LiveResult]) -> None:
-        self._by_id = known
+        self.by_id = known
         self._unsorted = list(known)
         self._in_storage.clear()
 
     def forget_before(self, number: int) -> None:
         """Forgets the results of the entries before ``number``."""
         self.given_to_python = [read for read in self.given_to_python if read[0] >= number]
-        self._forget_all_but({key: known for key, known in self._by_id.items() if known.source.entry >= number})
+        self._forget_all_but({key: known for key, known in self.by_id.items() if known.source.entry >= number})
         if self.newest_scalar is not None and self.newest_scalar.source.entry < number:
             self.newest_scalar = None
 

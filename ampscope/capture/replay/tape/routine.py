@@ -1,9 +1,9 @@
 """Decides whether the loop's own code after backward is listened to: it is the same program in nearly every step.
 
-A function mode that hears it costs many times what that code does. So it is heard until it is known: in the first steps,
-and from time to time. In all others nothing listens there, and what can be asked without listening (which call came from
-which line, how often gradients and weights were written in between) tells in the same step when the loop does something
-else.
+A function mode that hears it costs many times what that code does. So it is heard until it is known: in the first
+steps, and from time to time. In all others nothing listens there. What can be asked without listening (which call came
+from which line, how often gradients and weights were written in between) tells in the same step when the loop does
+something else.
 """
 
 from __future__ import annotations

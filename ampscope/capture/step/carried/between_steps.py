@@ -38,6 +38,7 @@ class BetweenSteps:
 
     Attributes:
         mode: Listens.
+        calls: The loop made so many when it was listened to last.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class BetweenSteps:
         self._written = written
         self._moved = moved
         self.mode = LoopMode(self, pause)
+        self.calls = 0
         self._learning = True
         self._gap: Gap | None = None
         self._before: tuple[Gap, loop_position.Position | None] | None = None  # and where the step after it began
@@ -119,6 +121,7 @@ class BetweenSteps:
         self._moved.look(gap, wait=run_ended)
         if gap is None:
             return
+        self.calls = len(gap.positions)
         self._carried.round_ended(Round.GAP)
         if self._learning:
             self._averages.learn(gap.tape)

@@ -83,7 +83,8 @@ class CarriedState(StepObserver):
         self._written.after(ended.attempt)
         may_listen = (self._follows or ended.attempt.by_hand) and self._following.may_listen()
         moves = may_listen and self._moved.begin(ended.attempt)
-        if may_listen and (self._follows or moves):
+        heard = self._following.hears(self._between.calls, suspects=bool(self._condition))
+        if may_listen and (moves or (self._follows and heard)):
             self._between.begin(learning=self._following.learning, moves=moves)
 
     def step_began(self, start: StepStart) -> None:

@@ -14,6 +14,8 @@ LEARNED_STEPS = 3
 PATIENCE = 32
 #: As many where something that is not finite is waiting to be read.
 PATIENCE_WITH_BAD = 1024
+#: Calls between two steps that are heard whenever the loop is followed; longer programs are learned, then left alone.
+MOST_HEARD = 16
 #: Steps after one that went wrong for which the loop is listened to between them, too.
 ALERT_STEPS = 8
 
@@ -50,6 +52,15 @@ class Following:
         """
         patience = PATIENCE_WITH_BAD if suspects else PATIENCE
         return self.learning or self._alert > 0 or ((carries or suspects) and self.idle < patience)
+
+    def hears(self, calls: int, *, suspects: bool) -> bool:
+        """Whether a loop that is followed is listened to now, too: a long program is known, and costs much to hear.
+
+        Args:
+            calls: That the loop made when it was listened to last.
+            suspects: As for `is_on`.
+        """
+        return self.learning or self._alert > 0 or suspects or calls <= MOST_HEARD
 
     def may_listen(self) -> bool:
         """Whether a mode may be installed: a compiler would put it into the loop's code.

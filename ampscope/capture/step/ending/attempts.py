@@ -149,9 +149,10 @@ class Attempts:
             edits = self.tape.gradient_edits
             if edited is not None:
                 attempt.norm = attempt.opened.edited[id(attempt.optimizer)]
-                if edits is not None:
-                    edits.write()
+                self.tape.write_edits()
                 self.found(attempt, edited)
+            elif not attempt.bad and len(self.optimizers) <= 1:
+                self.tape.learn_edits()
             if edits is not None:
                 edits.judged(attempt.optimizer)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -73,10 +74,27 @@ def no_autocast_cache() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
+#: States that were met, by what torch tells of each: it is asked at every function of a loop's own code.
+_met: dict[tuple[Any, ...], Ambient] = {}
+_MOST_MET = 256
+
+
 def current(types: tuple[str, ...]) -> Ambient:
     """The state now."""
-    regions = tuple(Region(t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types)
-    return Ambient(regions, torch.is_autocast_cache_enabled(), torch.is_grad_enabled(), torch_private.default_device())
+    device = getattr(sys.modules.get("torch.utils._device"), "CURRENT_DEVICE", None)  # see `default_device`
+    told: list[Any] = [types, torch.is_autocast_cache_enabled(), torch.is_grad_enabled(), device]
+    for kind in types:
+        told.append(torch.is_autocast_enabled(kind))
+        told.append(torch.get_autocast_dtype(kind))
+    key = tuple(told)
+    known = _met.get(key)
+    if known is None:
+        regions = tuple(Region(t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types)
+        known = Ambient(regions, key[1], key[2], device)
+        if len(_met) >= _MOST_MET:
+            _met.clear()
+        _met[key] = known
+    return known
 
 
 class PlainState:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from types import MethodType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,6 +62,46 @@ def leaves_all_as_it_is(func: Callable[..., Any], args: tuple[Any, ...]) -> bool
     Frameworks ask some hundred times a step; this is told from one look-up.
     """
     return func in _ASKING or (func == _ASSIGNS_GRADIENT and len(args) > 1 and args[1] is None)
+
+
+class FunctionFacts(NamedTuple):
+    """A torch function, as far as its name tells what it does; ``out=`` makes any of them write."""
+
+    name: str
+    asks: bool  #: for a shape, a dtype, a device: it neither makes, reads nor writes values
+    assigns_gradient: bool
+    in_place: bool  #: it overwrites its first argument
+    writes: bool  #: numbers, that is, or other memory
+    draws: bool  #: random numbers
+    gives_to_python: bool  #: the numbers in a tensor
+    is_of_gradient: bool  #: it reads or assigns the attribute ``grad``
+
+
+#: Of what has no name, such as a module that is called.
+UNNAMED = FunctionFacts("", *[False] * 7)
+#: Of functions that were called; ask `facts_of` for another.
+known_facts: dict[Any, FunctionFacts] = {}
+_MOST_FACTS = 4096
+
+
+def facts_of(func: Callable[..., Any]) -> FunctionFacts:
+    """What is known of a torch function by its name; `known_facts` has it from then on."""
+    name = getattr(func, "__name__", "")
+    facts = FunctionFacts(
+        name=name,
+        asks=func in _ASKING,
+        assigns_gradient=func == _ASSIGNS_GRADIENT,
+        in_place=_is_named_in_place(name),
+        writes=writes_values(func, {}),
+        draws=draws_random_numbers(name),
+        gives_to_python=gives_to_python(func),
+        is_of_gradient=getattr(func, "__self__", None) is _GRADIENT,
+    )
+    if not isinstance(func, MethodType):  # which would keep its object alive
+        if len(known_facts) >= _MOST_FACTS:
+            known_facts.clear()
+        known_facts[func] = facts
+    return facts
 
 
 def is_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:

@@ -151,6 +151,11 @@ class EditLog:
         self._kept.clear()
         self._bytes, self._drew = 0, False
 
+    @property
+    def may_be_learned(self) -> bool:
+        """Whether a later step can be expected to make the same calls: none depends on a number that Python has read."""
+        return not (self._too_much or self.follows_read)
+
     def forget(self) -> None:
         """Lets go of all: nothing of it will be run again."""
         self._let_go()
