@@ -282,7 +282,7 @@ class Tape:
     def _refer(self, tensor: Tensor, originals: dict[int, Tensor] | None, overwrites: bool) -> TensorReference:
         known = self.results.by_id.get(id(tensor))
         if known is not None and known.tensor() is tensor:
-            unchanged = not tensor.requires_grad and tensor._version == known.version  # most are, and need no closer look
+            unchanged = not tensor.requires_grad and tensor._version == known.version  # as most are
             if unchanged or self._gave(known, tensor, overwrites):
                 return known.source
         gradient = self.gradients.find(tensor)

@@ -26,7 +26,7 @@ EMPTYING = frozenset(("zero_", "_foreach_zero_"))
 #: Beginnings of steps that are remembered.
 _MOST_KNOWN = 4096
 
-_version = attrgetter("_version")
+_version, _PLAIN = attrgetter("_version"), frozenset(PLAIN)
 
 
 class Routine:
@@ -69,7 +69,7 @@ class Routine:
             self._known.clear()
             self._programs.clear()
         weights = [weight for _, weight in self._models.parameters.values()]
-        self._weights = weights if all(type(weight) in PLAIN for weight in weights) else []
+        self._weights = weights if _PLAIN.issuperset(map(type, weights)) else []
         first = number < FIRST_STEPS or self._good < FIRST_GOOD_STEPS or not number & (number - 1)
         self._awake = self.always or first or self._alert > 0 or not self._settled
         self._was_traced, self._is_traced = self._is_traced, False

@@ -153,7 +153,7 @@ class EditLog:
 
     @property
     def may_be_learned(self) -> bool:
-        """Whether a later step can be expected to make the same calls: none depends on a number that Python has read."""
+        """Whether a later step can be expected to make the same calls: none follows a number that Python has read."""
         return not (self._too_much or self.follows_read)
 
     def forget(self) -> None:
