@@ -26,6 +26,8 @@ class OpenStep:
     waiting: list[Tensor] = field(default_factory=list)  #: scaled, but no backward has come for them yet
     parcels: list[Parcel] = field(default_factory=list)  #: the losses, on their way to the host
     norms: dict[int, Tensor | None] = field(default_factory=dict)  #: of unscaled gradients, by ``id`` of the optimizer
+    given_norms: dict[int | None, Tensor] = field(default_factory=dict)  #: without a scaler: as the latest backward has
+    #: left the gradients, by ``id`` of the optimizer; None for all gradients, where no optimizer is known yet
     edited: dict[int, Tensor | None] = field(default_factory=dict)  #: likewise, where the loop has changed them since
     sent: dict[int, Sent] = field(default_factory=dict)  #: norms on their way to the host, by ``id``
     micro_batches: int = 0
@@ -152,6 +154,7 @@ class StepAttempt:
     scaling: ScaleState | None  #: None without a scaler
     opened: OpenStep
     norm: Tensor | None = None  #: of the unscaled gradients
+    unclipped: Tensor | None = None  #: that norm before the loop changed them, where that was asked for
     stepped: bool = False  #: the optimizer itself ran
     bad: bool = False  #: an incident was reported
     found_inf: list[Tensor] = field(default_factory=list)  #: of an optimizer that decides on the device

@@ -23,7 +23,7 @@ from ampscope.capture.torch_support.readback import Readback, Values
 from ampscope.trace.schema import StepRow
 
 #: Values of a step besides the learning rates of its groups, and what is put before a group's number.
-_OTHERS, _RATE = 6, "lr "
+_OTHERS, _RATE = 7, "lr "
 
 
 class StepRows(StepObserver):
@@ -87,7 +87,8 @@ class StepRows(StepObserver):
         scaling, now, observing = attempt.scaling, time.time(), self._own.seconds
         fetched: dict[str, Tensor | float | None] = {
             "loss": attempt.opened.mean_loss(),
-            "norm": attempt.norm,
+            "norm": attempt.norm if attempt.unclipped is None else attempt.unclipped,
+            "clipped": attempt.opened.edited.get(id(attempt.optimizer)) if attempt.unclipped is None else attempt.norm,
             "scale": scaling.scale if scaling else None,
             "tracker": scaling.tracker if scaling else None,
             "found_inf": attempt.found_inf[0] if attempt.found_inf else None,
@@ -121,6 +122,7 @@ class StepRows(StepObserver):
             duration_s=ended.seconds,
             observing_s=observing,
             traced=attempt.traced,
+            clipped_grad_norm=values["clipped"] if values["clipped"] != values["norm"] else None,
             lrs=_as_json(values) if len(values) > _OTHERS else None,
         )
 

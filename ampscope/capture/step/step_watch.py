@@ -175,6 +175,7 @@ class StepWatch:
         self._by_loop.backward_returned()
         if listening and self._cycle.is_open:
             self._tape.listen_after_backward(traced=self._live.active)
+            self._endings.attempts.backward_ended()
         return result
 
     def _began_unseen(self, args: Any, kwargs: Any) -> bool:

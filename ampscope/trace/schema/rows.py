@@ -34,6 +34,8 @@ class StepRow(NamedTuple):
     #: ``grad_norm`` and ``lr`` are null): over how many steps its durations are the mean; ``time`` is a later one's
     lrs: str | None = None  #: JSON object: the learning rate of each of the first 64 parameter groups by its number,
     #: from 0, and its ``name`` where it has one, as ``"1 head"``; null where all have that of the first
+    clipped_grad_norm: float | None = None  #: L2 norm of what the optimizer was given, where the loop was seen to have
+    #: clipped or changed its unscaled gradients; null where it was not
 
 
 class ScalerEventRow(NamedTuple):

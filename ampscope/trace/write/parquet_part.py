@@ -14,7 +14,9 @@ from ampscope.trace.schema import Table, arrow_schema
 #: Whole numbers that go up from row to row: what counts is by how much.
 _COUNTING = frozenset({"step", "growth_tracker"})
 #: Measured values, hardly one like another: the bytes of the same place in each, side by side, are alike.
-_MEASURED = frozenset({"min", "max", "loss", "grad_norm", "time", "duration_s", "observing_s", "max_abs"})
+_MEASURED = frozenset(
+    {"min", "max", "loss", "grad_norm", "clipped_grad_norm", "time", "duration_s", "observing_s", "max_abs"}
+)
 #: Rows that are read at once where only a few of a large part are wanted.
 _ROWS_A_GROUP = 1 << 18
 

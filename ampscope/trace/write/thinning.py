@@ -45,7 +45,7 @@ def _steps(rows: pa.Table, window: int) -> pa.Table:
         own = _floats(rows, name)
         sums = np.bincount(group[left], weights=own[left], minlength=count.size)
         rows = _with(rows, name, np.where(left, (sums / np.maximum(count, 1))[group], own))
-    for name in ("loss", "grad_norm", "lr"):
+    for name in ("loss", "grad_norm", "clipped_grad_norm", "lr"):
         own = _floats(rows, name)
         rows = _with(rows, name, own, known=known_in(rows[name]) & ~(left & (np.isfinite(own) | (name == "lr"))))
     place = rows.schema.get_field_index("lrs")

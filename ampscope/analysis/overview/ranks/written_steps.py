@@ -9,7 +9,7 @@ from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Table
 
 #: Of the cast value, or the engine would leave out parts by their bounds, which say nothing of NaN.
-_WRITTEN = "NOT skipped AND NOT isfinite(try_cast(grad_norm AS FLOAT))"
+_WRITTEN = "NOT skipped AND NOT isfinite(try_cast(coalesce(clipped_grad_norm, grad_norm) AS FLOAT))"
 
 
 @remembered(Table.STEPS)

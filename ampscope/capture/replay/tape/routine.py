@@ -52,12 +52,18 @@ class Routine:
         self._programs: set[tuple[int, int]] = set()
         self._gone: list[int] = []  # the beginnings of the present step's way
         self._way = self._program = 0
-        self._awake, self._settled = True, False  # settled: the latest step that was heard did what was known
+        self._awake = True
+        self._settled = {
+            True: False,
+            False: False,
+        }  # by whether it was traced: the latest step heard did what was known
         self._good = self._alert = self._number = 0
         self._was_traced = self._is_traced = False
         self._backwards = 0
         self._read_later: set[int] = set()  # backwards after which the loop computes what a later one begins from
         self._written: tuple[int, int, int] | None = None
+        self._clipped: set[int] = set()  # ways that end with a backward whose gradients the loop has then changed
+        self._after_backward = 0  # the present way as the latest backward has ended
         self.always = self.edits = self.emptied = False
 
     def begin(self, number: int) -> None:
@@ -65,13 +71,14 @@ class Routine:
         self._number, self._program, self._backwards, self._written = number, 0, 0, None
         self._way, self._gone = 0, []
         if self._revision != self._models.revision:
-            self._revision, self._settled = self._models.revision, False
+            self._revision, self._settled = self._models.revision, {True: False, False: False}
             self._known.clear()
             self._programs.clear()
+            self._clipped.clear()
         weights = [weight for _, weight in self._models.parameters.values()]
         self._weights = weights if _PLAIN.issuperset(map(type, weights)) else []
         first = number < FIRST_STEPS or self._good < FIRST_GOOD_STEPS or not number & (number - 1)
-        self._awake = self.always or first or self._alert > 0 or not self._settled
+        self._awake = self.always or first or self._alert > 0 or not any(self._settled.values())
         self._was_traced, self._is_traced = self._is_traced, False
 
     @property
@@ -86,7 +93,7 @@ class Routine:
             traced: Each op of the step is recorded; the first of such steps in a row is heard, too.
         """
         self._is_traced = traced
-        if traced and not self._was_traced:
+        if not self._settled[traced] or (traced and not self._was_traced):
             self._awake = True
         return self._awake or self._backwards in self._read_later
 
@@ -94,6 +101,11 @@ class Routine:
     def changes_unheard(self) -> bool:
         """Whether the loop is taken to change its unscaled gradients in this step, though nobody hears it."""
         return self.edits and not self._awake
+
+    @property
+    def may_change_gradients(self) -> bool:
+        """Whether the loop may change the gradients that the latest backward has left, before an optimizer steps."""
+        return self._awake or self._way in self._clipped
 
     def heard(self, name: str, frame: FrameType | None) -> None:
         """A torch function was called in a frame, after a backward."""
@@ -116,7 +128,7 @@ class Routine:
         """Gradients are there: from now on the loop may write them."""
         self._backwards += 1
         self._goes_on(hash((self._way, "backward")))
-        self._written = self._counts()
+        self._after_backward, self._written = self._way, self._counts()
 
     def read_later(self) -> None:
         """A backward begins from what the loop has computed since the one before."""
@@ -136,11 +148,16 @@ class Routine:
         return len(gradients), sum(map(_version, gradients)), sum(map(_version, self._weights))
 
     def _writes(self) -> object:
-        """What was written since it was asked last: how often each gradient, and how many weights."""
-        if self._written is None:
-            return None
+        """What was written since it was asked last: how often each gradient, and how many weights.
+
+        In a traced step that is not known: a call for a list of tensors moves no counter under a dispatch mode.
+        """
+        if self._written is None or self._is_traced:
+            return self._is_traced
         before, self._written = self._written, self._counts()
         now = self._written
+        if now[:2] != before[:2] and self._awake:
+            self._clipped.add(self._after_backward)
         if before[0] != now[0]:
             return "other gradients", now[2] - before[2]
         return divmod(now[1] - before[1], now[0] or 1), now[2] - before[2]
@@ -152,7 +169,7 @@ class Routine:
             self._alert = ALERT_STEPS
         elif self._awake:
             done = self._way, self._program
-            self._settled = done in self._programs
+            self._settled[self._is_traced] = done in self._programs
             if len(self._known) > _MOST_KNOWN:
                 self._known.clear()
                 self._programs.clear()

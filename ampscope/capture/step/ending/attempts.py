@@ -31,6 +31,7 @@ from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import stand_in
 from ampscope.capture.torch_support.readback import Parcel
 from ampscope.capture.torch_support.user_line import Place
 
@@ -118,6 +119,15 @@ class Attempts:
         self._observers.tell(StepObserver.attempt_began, attempt)
         return attempt
 
+    def backward_ended(self) -> None:
+        """Gradients are there: notes their norms where no scaler will, before the loop clips them."""
+        if self.cycle.opened.scaler is None and self.tape.routine.may_change_gradients:
+            with self.own, self.guard:
+                known = self.optimizers.by_number().values()
+                whose = {id(each): each for each in known} or {None: stand_in(self.models.trained())}
+                norms = {key: gradients.total_norm(each) for key, each in whose.items()}
+                self.cycle.opened.given_norms = {key: norm for key, norm in norms.items() if norm is not None}
+
     def gradients_complete(self) -> None:
         """Unscaling, clipping and stepping follow: nothing of these is ever replayed."""
         self.tape.complete()
@@ -136,6 +146,8 @@ class Attempts:
     def check(self, attempt: StepAttempt, recording: TapedStep | None = None) -> None:
         """Judges the gradients by their norm; with a ``recording`` from when they were given."""
         with self.guard:
+            given = attempt.opened.given_norms
+            attempt.unclipped = given.get(id(attempt.optimizer), given.get(None))
             attempt.norm = gradients.total_norm(attempt.optimizer)
             attempt.opened.send(attempt.norm)
             self.found(attempt, verdict.of_unscaled_step(attempt, self.models), recording)

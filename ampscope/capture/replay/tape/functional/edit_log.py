@@ -110,8 +110,9 @@ class EditLog:
         while frame is not None and frame.f_code.co_filename in _OPERATORS:
             frame = frame.f_back
         self.follows_read = self.follows_read or self._was_read
-        self._was_read = self._was_read or (gives_to_python(func) and bool(args) and self._is_of_gradients(args[0]))
-        self.edited = self.edited or frame is None or frame.f_code.co_filename != _CLIPS
+        reads = gives_to_python(func)
+        self._was_read = self._was_read or (reads and bool(args) and self._is_of_gradients(args[0]))
+        self.edited = self.edited or not (reads or (frame is not None and frame.f_code.co_filename == _CLIPS))
         if self._too_much or getattr(func, "__self__", None) is _ASSIGNED:
             return
         self._calls.append(_Edit(func, args, kwargs, result, place_of(frame) or NOWHERE, *before))
