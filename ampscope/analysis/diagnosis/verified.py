@@ -63,7 +63,7 @@ def verified(before: Diagnosis, after: Diagnosis, found: Sequence[Size], code: i
     still = f" Still there, as before: {', '.join(map(item_in_words, known))}." if known else ""
     if back or new:
         left = (back or new)[0]
-        word = "still" if back or _key(left) in others else "now"
+        word = "still" if back else "that has gone, but as before" if _key(left) in others else "now"
         told = f"before, {was}; with the remedy, {word} {item_in_words(left)} at step {left.step}"
         return Verified(Outcome.FAILED, f"Not cured: {told}.{still}")
     if after.verdict is Verdict.NOT_OBSERVED or after.run.steps <= failed.step or not found:

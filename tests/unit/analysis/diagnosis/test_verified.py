@@ -60,7 +60,7 @@ def test_another_failure_is_told_as_one() -> None:
     assert "with the remedy, now " in verified(BEFORE, after, (USUAL,), 0).text
     assert "with the remedy, still " in verified(BEFORE, BROKEN, (USUAL,), 0).text
     had_it = replace(BEFORE, incidents=(OVERFLOW, other))
-    assert "with the remedy, still " in verified(had_it, after, (USUAL,), 0).text
+    assert "with the remedy, that has gone, but as before " in verified(had_it, after, (USUAL,), 0).text
 
 
 def test_a_failure_that_is_not_told_first_any_more_has_come_back_all_the_same() -> None:
