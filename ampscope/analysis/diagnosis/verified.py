@@ -32,14 +32,7 @@ class Size(NamedTuple):
     is_usual: bool
 
 
-class Verified(NamedTuple):
-    """What became of a failure."""
-
-    outcome: Outcome  #: passed where it is cured
-    text: str
-
-
-def verified(before: Diagnosis, after: Diagnosis, found: Sequence[Size], code: int) -> Verified:
+def verified(before: Diagnosis, after: Diagnosis, found: Sequence[Size], code: int) -> tuple[Outcome, str]:
     """Judges a remedy: a failure is cured if it has not come back, and loss and gradient norm are of their usual size.
 
     Args:
@@ -47,6 +40,9 @@ def verified(before: Diagnosis, after: Diagnosis, found: Sequence[Size], code: i
         after: The one with the remedy.
         found: The `sizes` of its losses and gradient norms.
         code: The exit code of its command.
+
+    Returns:
+        What came out, passed where it is cured; and that in words.
     """
     failed = before.primary
     assert failed is not None, "a run without a failure has no remedy"
@@ -65,23 +61,23 @@ def verified(before: Diagnosis, after: Diagnosis, found: Sequence[Size], code: i
         left = (back or new)[0]
         word = "still" if back else "that has gone, but as before" if _key(left) in others else "now"
         told = f"before, {was}; with the remedy, {word} {item_in_words(left)} at step {left.step}"
-        return Verified(Outcome.FAILED, f"Not cured: {told}.{still}")
+        return Outcome.FAILED, f"Not cured: {told}.{still}"
     if after.verdict is Verdict.NOT_OBSERVED or after.run.steps <= failed.step or not found:
         unseen = "" if found else ", and its loss and gradient norm are not known"
-        return Verified(Outcome.NOT_KNOWN, f"Not known: before, {was}; the new run made {made}{unseen}.{still}")
+        return Outcome.NOT_KNOWN, f"Not known: before, {was}; the new run made {made}{unseen}.{still}"
     sizes_now = ", ".join(f"the {each.quantity} {number(each.now)} (usual: {number(each.usual)})" for each in found)
     seen = f"In the latest steps: {sizes_now}.{still}"
     if code:
         told = f"it has not come back in {made}, but the command ended with exit code {code}"
-        return Verified(Outcome.NOT_KNOWN, f"Not known: {told}. {seen}")
+        return Outcome.NOT_KNOWN, f"Not known: {told}. {seen}"
     told = f"before, {was}; with the remedy it has not come back in {made}"
     unusual = [each for each in found if not each.is_usual]
     if not unusual:
-        return Verified(Outcome.PASSED, f"Cured: {told}. {seen}")
+        return Outcome.PASSED, f"Cured: {told}. {seen}"
     told = f"{told}, but the {' and the '.join(each.quantity for each in unusual)} did not stay as before. {seen}"
     if min(each.steps for each in unusual) < _LEAST:
-        return Verified(Outcome.NOT_KNOWN, f"Not known: {told}")
-    return Verified(Outcome.FAILED, f"Not cured: {told}")
+        return Outcome.NOT_KNOWN, f"Not known: {told}"
+    return Outcome.FAILED, f"Not cured: {told}"
 
 
 def _wrong(diagnosis: Diagnosis) -> list[Incident | Finding]:
@@ -113,43 +109,23 @@ def sizes(first: Run, again: Run, failed: Incident | Finding) -> tuple[Size, ...
     before, after = (histories(run, sampled_rank(run, world_of(run))) for run in (first, again))
     found: list[Size] = []
     for optimizer, history in after.items():
-        earlier = before.get(optimizer, history)
-        losses, norms = (_Values.of(earlier, history, step, quantity) for quantity in ("loss", "grad_norm"))
-        fell = False
-        if losses is not None and len(after) == 1 and losses.usual.min() > 0:
-            fell = losses.now < np.quantile(losses.usual, 0.25)
-            found.append(losses.size("loss", is_usual=losses.now <= STAYED_UP * np.quantile(losses.usual, 0.75)))
-        if norms is not None:
-            is_far = norms.now > FAR_OUT * np.quantile(norms.usual, 0.75) and not fell
-            is_gone = norms.now == 0 < np.median(norms.usual)
-            found.append(norms.size("gradient norm", is_usual=not is_far and not is_gone))
+        earlier, fell = before.get(optimizer, history), False
+        for quantity, limit in (("loss", STAYED_UP), ("gradient norm", FAR_OUT)):
+            of_loss, values = quantity == "loss", _good(history, quantity)
+            usual, latest = _good(earlier, quantity)[earlier.step < step], values[history.step >= step]
+            usual, values, latest = (each[~np.isnan(each)] for each in (usual, values, latest))
+            usual = usual[-BEFORE:] if usual.size else values[: min(RECENT, (values.size + 1) // 2)]
+            latest = latest[-RECENT:]
+            if not usual.size or not latest.size or (of_loss and (len(after) > 1 or usual.min() <= 0)):
+                continue
+            now, (low, middle, high) = float(np.median(latest)), np.quantile(usual, (0.25, 0.5, 0.75))
+            fell = fell or bool(of_loss and now < low)  # where the loss does, the norm may grow
+            is_usual = (fell or now <= limit * high) and (of_loss or now > 0 or middle == 0)
+            found.append(Size(quantity, now, float(middle), latest.size, bool(is_usual)))
     return tuple(found)
 
 
-class _Values(NamedTuple):
-    """One quantity of an optimizer, in good steps."""
-
-    usual: FloatArray
-    latest: FloatArray
-
-    @staticmethod
-    def of(earlier: History, history: History, step: int, quantity: str) -> _Values | None:
-        """The values before ``step`` and the latest since; None where none are known."""
-        usual = _known(earlier, quantity)[earlier.step < step]
-        values = _known(history, quantity)
-        usual, first, latest = (each[~np.isnan(each)] for each in (usual, values, values[history.step >= step]))
-        usual = usual[-BEFORE:] if usual.size else first[: min(RECENT, (first.size + 1) // 2)]
-        return _Values(usual, latest[-RECENT:]) if usual.size and latest.size else None
-
-    @property
-    def now(self) -> float:
-        return float(np.median(self.latest))
-
-    def size(self, quantity: str, *, is_usual: bool) -> Size:
-        return Size(quantity, self.now, float(np.median(self.usual)), self.latest.size, bool(is_usual))
-
-
-def _known(history: History, quantity: str) -> FloatArray:
-    """What the optimizer's good steps had; NaN for others."""
-    values: FloatArray = history.loss if quantity == "loss" else history.grad_norm
+def _good(history: History, quantity: str) -> FloatArray:
+    """What a quantity was in the steps that were made; NaN in others."""
+    values = history.loss if quantity == "loss" else history.grad_norm
     return np.where(history.skipped | history.thinned, np.nan, values)

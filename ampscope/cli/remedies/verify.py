@@ -56,9 +56,9 @@ def verify(
         raise AmpscopeError(f"the command ended with exit code {code} and has recorded no run: it watches no model")
     with open_run(run) as first, open_run(folder) as again:
         assert before.primary is not None, "a run without a failure has no remedy"
-        told = verified(before, diagnose(again), sizes(first, again, before.primary), code)
-    typer.echo(f"ampscope: {visible(told.text)} Look: ampscope diagnose {visible(str(folder))}")
-    raise typer.Exit(OF_OUTCOMES[told.outcome])
+        outcome, told = verified(before, diagnose(again), sizes(first, again, before.primary), code)
+    typer.echo(f"ampscope: {visible(told)} Look: ampscope diagnose {visible(str(folder))}")
+    raise typer.Exit(OF_OUTCOMES[outcome])
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:

@@ -257,9 +257,10 @@ def test_a_term_that_joins_the_loss_and_is_learnt_is_a_note(dtype: torch.dtype |
 
 def test_adapters_that_begin_at_zero_are_healthy(run_folder: Path) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 4, bias=False), nn.Linear(4, 1, bias=False))
-    nn.init.zeros_(model[1].weight)
-    nn.init.normal_(model[0].weight, std=1e-3)
+    down, up = nn.Linear(8, 4, bias=False), nn.Linear(4, 1, bias=False)
+    nn.init.normal_(down.weight, std=1e-3)
+    nn.init.zeros_(up.weight)
+    model = nn.Sequential(down, up)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     with ampscope.watch(model, dir=run_folder, quiet=True):
         for step in range(120):

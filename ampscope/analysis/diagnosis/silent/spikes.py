@@ -123,17 +123,10 @@ class _Judge:
         changed = since(history, seen.step, graphs)
         batch = max(changed.batch) / min(changed.batch) if changed.batch is not None else 1.0
         warned = marked or (only_one and bool(out.size) and not course.accounts_for(float(np.median(out)), batch))
-        reason = replace(
-            seen,
-            outcome=_lasting(course, out)
-            if out.size
-            else _outcome(course, self.bad_steps)
-            if marked
-            else _back(course),
-            rise=found.fact if found is not None else None,
-            since=changed,
-            lasting=bool(out.size),
-        )
+        outcome = _lasting(course, out) if out.size else _outcome(course, self.bad_steps) if marked else _back(course)
+        rise = found.fact if found is not None else None
+        lasts = bool(out.size) and not marked
+        reason = replace(seen, outcome=outcome, rise=rise, since=changed, lasting=lasts)
         incident = Incident(
             step=seen.step,
             last_step=int(history.step[-1]) if out.size else seen.step,
@@ -195,29 +188,24 @@ def _outcome(course: Course, bad_steps: Sequence[int]) -> str:
 
 def _lasting(course: Course, out: FloatArray) -> str:
     """That a gradient norm did not come back, and what the loss did."""
-    latest, recent = (float(np.median(each)) for each in (course.settled[-RECENT:], course.recent))
-    now = f" The loss is {number(latest)} in the latest steps; before the jump it was {number(recent)}."
-    middle, since_ = float(np.median(out)), course.norms_after.size
-    many = f"all {since_:,}" if out.size == since_ else f"{out.size:,} of the {since_:,}"
-    return (
+    middle, steps = float(np.median(out)), course.norms_after.size
+    many = f"all {steps:,}" if out.size == steps else f"{out.size:,} of the {steps:,}"
+    told = (
         f"It has not come back: in {many} steps since, the norm is more than {FAR_OUT:g} times the largest before, and "
         f"in the middle of them {middle / course.norms.max():,.0f} times, {number(middle)}."
-        f"{now if np.isfinite([latest, recent]).all() else ''}"
     )
+    latest, recent = (float(np.median(each)) for each in (course.settled[-RECENT:], course.recent))
+    now = f" The loss is {number(latest)} in the latest steps; before the jump it was {number(recent)}."
+    return told + (now if np.isfinite([latest, recent]).all() else "")
 
 
 def _back(course: Course) -> str:
-    """What came back to what it had been, after the loss did."""
-    loss, norm = course.loss_back, course.norm_back
-    if loss is None:
-        return ""
-    told = f"The loss came back to {number(loss)}"
-    if norm is not None:
-        return f"{told} and the gradient norm to {number(norm)}. The training got over it."
-    if not course.norms_after.size or not course.norms.size:
-        return f"{told}. The training got over it."
-    latest, highest = float(np.median(course.norms_after[-RECENT:])), float(course.norms.max())
-    return f"{told}; the gradient norm, at most {number(highest)} before, is {number(latest)} in the latest steps."
+    """What has come back to what it had been: the loss at least, or nothing is said."""
+    norm, told = course.norm_back, f"The loss came back to {number(course.loss_back or 0.0)}"
+    if norm is None and course.norms.size and course.norms_after.size:
+        highest, latest = number(course.norms.max()), number(float(np.median(course.norms_after[-RECENT:])))
+        return f"{told}; the gradient norm, at most {highest} before, is {latest} in the latest steps."
+    return f"{told}{f' and the gradient norm to {number(norm)}' if norm is not None else ''}. The training got over it."
 
 
 def _placed(incident: Incident, found: Risen) -> Incident:

@@ -43,12 +43,12 @@ AT_RISK = replace(HEALTHY, verdict=Verdict.AT_RISK, primary=RISK, incidents=(RIS
 def test_what_became_of_the_failure(
     after: Diagnosis, code: int, found: tuple[Size, ...], outcome: Outcome, begins: str
 ) -> None:
-    told = verified(BEFORE, after, found, code)
-    assert (told.outcome, told.text.startswith(begins)) == (outcome, True), told
+    came, text = verified(BEFORE, after, found, code)
+    assert (came, text.startswith(begins)) == (outcome, True), text
 
 
 def test_sizes_are_told() -> None:
-    cured, grown = (verified(BEFORE, HEALTHY, found, 0).text for found in ((USUAL,), (USUAL, LARGE)))
+    cured, grown = (verified(BEFORE, HEALTHY, found, 0)[1] for found in ((USUAL,), (USUAL, LARGE)))
     assert cured.endswith("it has not come back in 41,900 steps. In the latest steps: the loss 0.1 (usual: 0.12).")
     assert "but the gradient norm did not stay as before." in grown
     assert grown.endswith("In the latest steps: the loss 0.1 (usual: 0.12), the gradient norm 5,000 (usual: 1).")
@@ -57,35 +57,35 @@ def test_sizes_are_told() -> None:
 def test_another_failure_is_told_as_one() -> None:
     other = replace(OVERFLOW, cause=Cause.DIVERGENCE)
     after = replace(BROKEN, primary=other, incidents=(other,))
-    assert "with the remedy, now " in verified(BEFORE, after, (USUAL,), 0).text
-    assert "with the remedy, still " in verified(BEFORE, BROKEN, (USUAL,), 0).text
+    assert "with the remedy, now " in verified(BEFORE, after, (USUAL,), 0)[1]
+    assert "with the remedy, still " in verified(BEFORE, BROKEN, (USUAL,), 0)[1]
     had_it = replace(BEFORE, incidents=(OVERFLOW, other))
-    assert "with the remedy, that has gone, but as before " in verified(had_it, after, (USUAL,), 0).text
+    assert "with the remedy, that has gone, but as before " in verified(had_it, after, (USUAL,), 0)[1]
 
 
 def test_a_failure_that_is_not_told_first_any_more_has_come_back_all_the_same() -> None:
     after = replace(MISUSED, incidents=(OVERFLOW,))
     told = verified(replace(BEFORE, findings=(CLIPPED,)), after, (USUAL,), 0)
-    assert (told.outcome, "with the remedy, still a value too large" in told.text) == (Outcome.FAILED, True)
+    assert (told[0], "with the remedy, still a value too large" in told[1]) == (Outcome.FAILED, True)
 
 
 def test_a_risk_that_is_still_there_is_not_cured() -> None:
-    assert verified(AT_RISK, AT_RISK, (USUAL,), 0).outcome is Outcome.FAILED
+    assert verified(AT_RISK, AT_RISK, (USUAL,), 0)[0] is Outcome.FAILED
 
 
 def test_a_mistake_that_was_there_before_is_no_new_one() -> None:
     moved = replace(CLIPPED, step=3, source=replace(CLIPPED.source, line=14))  # type: ignore[type-var]  # it has one
     after = replace(MISUSED, primary=moved, findings=(moved,))
     told = verified(replace(BEFORE, findings=(CLIPPED,)), after, (USUAL,), 0)
-    assert told.outcome is Outcome.PASSED
-    assert told.text.endswith(" Still there, as before: gradients clipped before they were unscaled.")
+    assert told[0] is Outcome.PASSED
+    assert told[1].endswith(" Still there, as before: gradients clipped before they were unscaled.")
     new = verified(BEFORE, after, (USUAL,), 0)
-    assert (new.outcome, "with the remedy, now gradients clipped" in new.text) == (Outcome.FAILED, True)
+    assert (new[0], "with the remedy, now gradients clipped" in new[1]) == (Outcome.FAILED, True)
 
 
 def test_a_mistake_that_was_to_be_mended_is_still_there() -> None:
     told = verified(MISUSED, MISUSED, (USUAL,), 0)
-    assert (told.outcome, "with the remedy, still gradients clipped" in told.text) == (Outcome.FAILED, True)
+    assert (told[0], "with the remedy, still gradients clipped" in told[1]) == (Outcome.FAILED, True)
 
 
 # -- sizes ------------------------------------------------------------------------------------------------------------
