@@ -81,9 +81,9 @@ def verified(before: Diagnosis, after: Diagnosis, found: Sequence[Size], code: i
 
 
 def _wrong(diagnosis: Diagnosis) -> list[Incident | Finding]:
-    items: list[Incident | Finding] = [*diagnosis.findings, *diagnosis.incidents]
-    first = [diagnosis.primary] if diagnosis.primary is not None else []
-    return first + [each for each in items if each.severity is not Severity.INFO and each != diagnosis.primary]
+    """What is wrong in a run, what is told first the first."""
+    wrong = [each for each in (*diagnosis.findings, *diagnosis.incidents) if each.severity is not Severity.INFO]
+    return sorted(wrong, key=lambda each: each != diagnosis.primary)
 
 
 def _key(item: Incident | Finding) -> tuple[str, ...]:
