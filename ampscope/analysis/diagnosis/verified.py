@@ -82,7 +82,8 @@ def verified(before: Diagnosis, after: Diagnosis, found: Sequence[Size], code: i
 
 def _wrong(diagnosis: Diagnosis) -> list[Incident | Finding]:
     """What is wrong in a run, what is told first the first."""
-    wrong = [each for each in (*diagnosis.findings, *diagnosis.incidents) if each.severity is not Severity.INFO]
+    items: list[Incident | Finding] = [*diagnosis.findings, *diagnosis.incidents]
+    wrong = [each for each in items if each.severity is not Severity.INFO]
     return sorted(wrong, key=lambda each: each != diagnosis.primary)
 
 
