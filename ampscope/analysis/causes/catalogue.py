@@ -43,6 +43,8 @@ def item_in_words(item: Incident | Finding) -> str:
     """
     if isinstance(item, Incident) and item.cause is Cause.BAD_INPUT and item.path and item.path[0].op == Node.CARRIED:
         return cause_in_words(item.cause).replace("a batch", "a carried tensor")
+    if isinstance(item, Incident) and item.lasting:
+        return "a lasting jump of the gradient norm"
     told = item.outputs if isinstance(item, Incident) and item.cause is Cause.FP16_OVERFLOW else ()
     narrow = next((each.dtype for each in told if each.dtype in FLOAT8), "")
     return cause_in_words(item.cause).replace("float16", narrow or "float16")

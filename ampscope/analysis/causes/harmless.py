@@ -94,6 +94,7 @@ class Spiked(Reason):
     rise: Rise | None = None
     since: Since | None = None
     stepped: float | None = None  #: norm of the gradients that the optimizer was given; None where nobody looked
+    lasting: bool = False  #: the gradient norm did not come back
     outcome: str = ""  #: what became of the training, in a sentence
 
     @property
@@ -143,6 +144,9 @@ def _against_spikes(occurrence: Occurrence) -> tuple[Remedy, ...]:
         code=f"torch.nn.utils.clip_grad_norm_(model.parameters(), {most})",
         untried=untried.LOOP,
     )
+    if isinstance(seen, Spiked) and seen.lasting:
+        text = f"Look for what is otherwise from step {seen.step:,} on: a term of the loss, a constant, the data."
+        return (Remedy(text=f"{text} Clipping only hides it.", untried=untried.SCALER),)
     alone = isinstance(seen, Spiked) and bool(seen.rows or seen.inputs)
     look = Remedy(text="Look at these rows of the batch: their values or targets may be wrong.", untried=untried.BATCH)
     return (look, clip) if alone else (clip,)

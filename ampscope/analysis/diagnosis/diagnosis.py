@@ -95,13 +95,12 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
         incidents = [told if each is primary else each for each in incidents]
         primary = told
     info = run_info(run, world, history)
-    causes = {incident.cause for incident in incidents}
     cures = cures_made(run, sampled)
     unseen = "" if primary else unobserved(run, sampled, info.steps)
     return Diagnosis(
         run=info,
         verdict=_verdict(primary, unseen),
-        summary=unseen or summary(primary, steps=info.steps, skipped=info.skipped, causes=causes),
+        summary=unseen or summary(primary, steps=info.steps, skipped=info.skipped, incidents=incidents),
         primary=primary,
         incidents=tuple(incidents),
         findings=mistakes,

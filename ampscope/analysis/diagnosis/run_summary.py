@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.cures import trials
@@ -18,20 +18,24 @@ SCALE_AT_WORK = frozenset(
 )
 
 
-def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, causes: Collection[Cause]) -> str:
+def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, incidents: Sequence[Incident]) -> str:
     """The one sentence on a run.
 
     Args:
         primary: What to tell first.
         steps: Attempts.
         skipped: Those of them that were skipped.
-        causes: Of all incidents.
+        incidents: All of them.
     """
     made = "1 step" if steps == 1 else f"{steps:,} steps"
     if primary is None:
+        causes = {each.cause for each in incidents}
+        jumped = next(
+            (f" From step {each.step:,} on the gradient norm is far larger." for each in incidents if each.lasting), ""
+        )
         by_scale = not SCALE_AT_WORK.isdisjoint(causes) and Cause.BENIGN_SINGLE_SKIP not in causes
         why = " while the loss scale found its place" if by_scale else ""
-        return f"Nothing is wrong in {made}{f', {skipped:,} of them skipped{why}' if skipped else ''}."
+        return f"Nothing is wrong in {made}{f', {skipped:,} of them skipped{why}' if skipped else ''}.{jumped}"
     if isinstance(primary, Finding):
         when = when_in_words(primary)
         where = f",{_at(primary.source)}" if primary.source else ""
@@ -66,6 +70,7 @@ def what_happened(primary: Incident | Finding) -> str:
 
 def _effect(primary: Incident) -> str:
     effect = _EFFECTS.get(primary.trigger or primary.cause, "went wrong")
+    effect = f"began {item_in_words(primary)}" if primary.lasting else effect
     return " ".join(filter(None, (effect, first_ranked(primary))))
 
 

@@ -105,6 +105,7 @@ class Incident(NotebookRepr):
     forecast_step: int | None = None  #: the step at which it will, if it goes on,
     forecast_low: int | None = None  #: not before this one,
     forecast_high: int | None = None  #: nor after it
+    lasting: bool = False  #: a jump of the gradient norm from ``step`` on, which has not come back up to ``last_step``
     last_good: LastGood | None = None  #: of what a run is told first for, and where steps were looked at one by one
 
 

@@ -16,7 +16,7 @@ from ampscope.trace.read.run import Run
 from ampscope.trace.read.table_folders import Stamp
 from ampscope.trace.schema import Table
 
-_COLUMNS = ("optimizer", "step", "loss", "scale", "skipped", "lr", "averaged")
+_COLUMNS = ("optimizer", "step", "loss", "scale", "skipped", "grad_norm", "lr", "averaged")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,9 @@ class History:
     has_loss: BoolArray
     scale: FloatArray
     skipped: BoolArray
+    grad_norm: FloatArray  #: before clipping
     lr: FloatArray
-    thinned: BoolArray  #: old attempts that the disk budget has left without a loss and rate of their own
+    thinned: BoolArray  #: old attempts that the disk budget has left without a loss, norm and rate of their own
 
     @property
     def bad_loss(self) -> BoolArray:
@@ -78,6 +79,7 @@ def _arrays(rows: Columns) -> dict[str, npt.NDArray[Any]]:
         "has_loss": rows.known("loss"),
         "scale": rows.floats("scale"),
         "skipped": rows.flags("skipped"),
+        "grad_norm": rows.floats("grad_norm"),
         "lr": rows.floats("lr"),
         "thinned": rows.known("averaged"),
     }

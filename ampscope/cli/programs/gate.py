@@ -11,13 +11,12 @@ import typer
 
 import ampscope
 from ampscope.cli.shared.completion import complete_run
-from ampscope.cli.shared.exits import Exit
+from ampscope.cli.shared.exits import OF_OUTCOMES
 from ampscope.cli.shared.newest import RUN_HELP, named_or_newest
 
 if TYPE_CHECKING:  # loaded by the verb when it runs
     from ampscope.analysis.diagnosis.gate.results import Gate
 
-_EXITS = {"passed": Exit.HEALTHY, "failed": Exit.PROBLEM, "not_known": Exit.NOT_OBSERVED}
 #: The file to which a step of a GitHub workflow appends what its summary shows.
 _SUMMARY = "GITHUB_STEP_SUMMARY"
 
@@ -64,7 +63,7 @@ def gate(
         found = gate_of(opened.enter_context(open_run(named_or_newest(run))), limits, held)
     _write(found, junit, markdown, sarif)
     _show(found, json=json, github=github)
-    raise typer.Exit(_EXITS[found.outcome])
+    raise typer.Exit(OF_OUTCOMES[found.outcome])
 
 
 def _write(found: Gate, junit: Path | None, markdown: Path | None, sarif: Path | None) -> None:

@@ -13,3 +13,7 @@ class Exit(IntEnum):
     PROBLEM = 1
     NOT_OBSERVED = 2  #: the run shows nothing that would allow a verdict
     FAILED = 2  #: it could not be read or done; one line on standard error says why
+
+
+#: Of what is checked: the values of an `ampscope.analysis.diagnosis.gate.results.Outcome`.
+OF_OUTCOMES = {"passed": Exit.HEALTHY, "failed": Exit.PROBLEM, "not_known": Exit.NOT_OBSERVED}

@@ -198,3 +198,96 @@ def test_a_run_that_blew_up_is_told_from_the_batch_that_threw_it_off(run_folder:
     assert f"It began at step {AT}." in diagnosis.primary.explanation
     assert "is that of the row at index 5, of 32 rows" in diagnosis.primary.explanation
     assert "rows of the batch" in diagnosis.primary.remedies[0].text
+
+
+def gradient_alone(model: nn.Module, step: int) -> Tensor:
+    """A term of the loss that is 0 throughout, and from a step on has an enormous gradient."""
+    mean = next(model.parameters()).float().mean()
+    return 1e5 * (mean - mean.detach()) if step >= AT else torch.zeros(())
+
+
+def penalty(model: nn.Module, step: int) -> Tensor:
+    """A term that joins the loss on purpose, and is what is learnt from then on."""
+    return 20 * next(model.parameters()).float().pow(2).sum() if step >= AT else torch.zeros(())
+
+
+def with_term(
+    folder: Path, term: Callable[[nn.Module, int], Tensor], dtype: torch.dtype | None, *, clip: bool, steps: int = 120
+) -> Diagnosis:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=dtype is torch.float16)
+    with ampscope.watch(model, scaler, dir=folder, quiet=True):
+        for step in range(steps):
+            pixels, wanted = usual(step)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+                loss = F.mse_loss(model(pixels).float().squeeze(-1), wanted) + term(model, step)
+            scaler.scale(loss).backward()
+            if clip:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+    return ampscope.diagnose(folder)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "clip"), [(None, False), (torch.bfloat16, False), (torch.float16, False), (torch.float16, True)]
+)
+def test_a_gradient_norm_that_stays_up_is_told_to_the_end(
+    dtype: torch.dtype | None, clip: bool, run_folder: Path
+) -> None:
+    diagnosis = with_term(run_folder, gradient_alone, dtype, clip=clip)
+    primary = diagnosis.primary
+    assert isinstance(primary, Incident), diagnosis.summary
+    assert (primary.cause, primary.severity, primary.step) == (Cause.SPIKE, Severity.WARNING, AT)
+    assert (primary.lasting, primary.last_step, primary.count) == (True, 119, 60)
+    assert diagnosis.summary.startswith(f"Step {AT} began a lasting jump of the gradient norm.")
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_a_term_that_joins_the_loss_and_is_learnt_is_a_note(dtype: torch.dtype | None, run_folder: Path) -> None:
+    diagnosis = with_term(run_folder, penalty, dtype, clip=False)
+    assert (diagnosis.verdict, diagnosis.primary) == (Verdict.HEALTHY, None), diagnosis.summary
+    (noted,) = (each for each in diagnosis.incidents if each.cause is Cause.SPIKE)
+    assert (noted.severity, noted.lasting) == (Severity.INFO, True)
+
+
+def test_adapters_that_begin_at_zero_are_healthy(run_folder: Path) -> None:
+    torch.manual_seed(0)
+    down, up = nn.Linear(8, 4, bias=False), nn.Linear(4, 1, bias=False)
+    nn.init.normal_(down.weight, std=1e-3)
+    nn.init.zeros_(up.weight)
+    model = nn.Sequential(down, up)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with ampscope.watch(model, dir=run_folder, quiet=True):
+        for step in range(120):
+            pixels, wanted = usual(step)
+            optimizer.zero_grad()
+            F.mse_loss(model(pixels).squeeze(-1), wanted).backward()
+            optimizer.step()
+    diagnosis = ampscope.diagnose(run_folder)
+    assert (diagnosis.verdict, diagnosis.primary) == (Verdict.HEALTHY, None), diagnosis.summary
+
+
+def test_two_that_play_against_each_other_are_healthy(run_folder: Path) -> None:
+    torch.manual_seed(0)
+    maker, judge = nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    of_maker, of_judge = (torch.optim.Adam(each.parameters(), lr=1e-2) for each in (maker, judge))
+    yes, no = torch.ones(ROWS, 1), torch.zeros(ROWS, 1)
+    with ampscope.watch([maker, judge], dir=run_folder, quiet=True):
+        for step in range(120):
+            pixels, _ = usual(step)
+            made = maker(torch.randn(ROWS, 4)) * (1 if step < AT else 1000)
+            of_judge.zero_grad()
+            judged, real = judge(made.detach()), judge(pixels)
+            loss = F.binary_cross_entropy_with_logits
+            (loss(judged, no) + loss(real, yes)).backward()
+            of_judge.step()
+            of_maker.zero_grad()
+            loss(judge(made), yes).backward()
+            of_maker.step()
+    diagnosis = ampscope.diagnose(run_folder)
+    assert (diagnosis.verdict, diagnosis.primary) == (Verdict.HEALTHY, None), diagnosis.summary

@@ -12,8 +12,9 @@ from ampscope.analysis.causes.catalogue import explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.causes.harmless import FarOut, Spiked
 from ampscope.analysis.cures.remedies import remedies
-from ampscope.analysis.diagnosis.silent.loss_course import AFTER, LossCourse
+from ampscope.analysis.diagnosis.silent.course import AFTER, FAR_OUT, RECENT, Course
 from ampscope.analysis.diagnosis.silent.risen_values import Risen, compared, risen, since
+from ampscope.analysis.numerics.arrays import FloatArray
 from ampscope.analysis.origin.step_graph import Sites, public_phase, source_line
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.step_history import History
@@ -30,7 +31,8 @@ ENORMOUS = 100.0
 def spikes(run: Run, sites: Sites, history: Mapping[int, History], failures: Sequence[Incident]) -> list[Incident]:
     """Each spike that the training did not get over, as a warning; those that it did together as one note.
 
-    Where neither is known, as where all batches are otherwise from then on, nothing is said.
+    A gradient norm that has not come back is a warning, or a note where something accounts for it. Where nothing is
+    known, as where all batches are otherwise from then on, nothing is said.
 
     Args:
         run: The run.
@@ -49,7 +51,7 @@ def spikes(run: Run, sites: Sites, history: Mapping[int, History], failures: Seq
         judged = judge.judged(seen, optimizer)
         if judged is not None:
             replay, reason = str(said.get("replay", "")), str(said.get("replay_reason", ""))
-            kind = told if judged.severity is Severity.WARNING else passing
+            kind = told if judged.severity is Severity.WARNING or judged.lasting else passing
             kind.append(replace(judged, replay=replay, replay_reason=reason))
     if passing:
         told.append(replace(passing[0], last_step=passing[-1].step, count=len(passing)))
@@ -105,37 +107,43 @@ class _Judge:
     def judged(self, seen: Spiked, optimizer: int) -> Incident | None:
         """The incident that a spike is; None where it is not known what became of the training."""
         history = self.history.get(optimizer)
-        # The losses of several optimizers move against each other: what is usual there, nobody knows.
-        course = LossCourse.of(history, seen.step) if history is not None and len(self.history) == 1 else None
+        course = Course.of(history, seen.step) if history is not None else None
         if history is None or course is None:
             return None
+        # The losses of several optimizers move against each other: what is usual there, nobody knows.
+        only_one = len(self.history) == 1
         graphs = compared(self.run, self.sites, seen.step, optimizer)
         found = risen(graphs, history) if graphs is not None else None
         came_in_larger = found is not None and found.is_input
-        marked = left_a_mark(seen, course, self.bad_steps, came_in_larger=came_in_larger)
-        if not marked and not course.got_over:
+        marked = only_one and left_a_mark(seen, course, self.bad_steps, came_in_larger=came_in_larger)
+        of_batch = marked and (bool(seen.rows) or came_in_larger)  # then that is the story, and the norm a part of it
+        out = course.norms_out[: 0 if of_batch or not seen.by_gradients else None]
+        if not (marked or out.size) and (not only_one or course.loss_back is None):
             return None
-        reason = replace(
-            seen,
-            outcome=_outcome(course, self.bad_steps) if marked else "The training got over it.",
-            rise=found.fact if found is not None else None,
-            since=since(history, seen.step, graphs),
-        )
+        changed = since(history, seen.step, graphs)
+        batch = max(changed.batch) / min(changed.batch) if changed.batch is not None else 1.0
+        warned = marked or (only_one and bool(out.size) and not course.accounts_for(float(np.median(out)), batch))
+        outcome = _lasting(course, out) if out.size else _outcome(course, self.bad_steps) if marked else _back(course)
+        rise = found.fact if found is not None else None
+        lasts = bool(out.size) and not marked
+        reason = replace(seen, outcome=outcome, rise=rise, since=changed, lasting=lasts)
         incident = Incident(
             step=seen.step,
-            last_step=seen.step,
-            severity=Severity.WARNING if marked else Severity.INFO,
+            last_step=int(history.step[-1]) if out.size else seen.step,
+            count=out.size + 1,
+            severity=Severity.WARNING if warned else Severity.INFO,
             cause=Cause.SPIKE,
             phase=Phase.BACKWARD if seen.by_gradients else Phase.FORWARD,
             module=seen.main_parameter.rpartition(".")[0],
             explanation=explanation(Cause.SPIKE, Occurrence(reason=reason)),
-            remedies=remedies(Cause.SPIKE, reason=reason) if marked else (),
+            remedies=remedies(Cause.SPIKE, reason=reason) if warned else (),
             rank=self.sites.rank,
+            lasting=bool(out.size),
         )
         return _placed(incident, found) if found is not None else incident
 
 
-def left_a_mark(seen: Spiked, course: LossCourse, bad_steps: Sequence[int], *, came_in_larger: bool) -> bool:
+def left_a_mark(seen: Spiked, course: Course, bad_steps: Sequence[int], *, came_in_larger: bool) -> bool:
     """Whether a spike, and nothing else that is known, put the training back.
 
     What all batches are like from then on (a curriculum, another task) raises the loss of the step itself as it raises
@@ -166,7 +174,7 @@ def _was_enormous(seen: Spiked) -> bool:
     return norm is not None and seen.stepped is not None and seen.stepped >= ENORMOUS * norm.highest
 
 
-def _outcome(course: LossCourse, bad_steps: Sequence[int]) -> str:
+def _outcome(course: Course, bad_steps: Sequence[int]) -> str:
     """What became of a training that did not get over a spike."""
     end = course.ended_at(bad_steps)
     if end is not None:
@@ -176,6 +184,28 @@ def _outcome(course: LossCourse, bad_steps: Sequence[int]) -> str:
         return f"{many}, too few to tell whether the training gets over it."
     after, before = (float(np.median(each)) for each in (course.settled, course.recent))
     return f"The loss stayed up: {number(after)} in the steps after it, {number(before)} in those before."
+
+
+def _lasting(course: Course, out: FloatArray) -> str:
+    """That a gradient norm did not come back, and what the loss did."""
+    middle, steps = float(np.median(out)), course.norms_after.size
+    many = f"all {steps:,}" if out.size == steps else f"{out.size:,} of the {steps:,}"
+    told = (
+        f"It has not come back: in {many} steps since, the norm is more than {FAR_OUT:g} times the largest before, and "
+        f"in the middle of them {middle / course.norms.max():,.0f} times, {number(middle)}."
+    )
+    latest, recent = (float(np.median(each)) for each in (course.settled[-RECENT:], course.recent))
+    now = f" The loss is {number(latest)} in the latest steps; before the jump it was {number(recent)}."
+    return told + (now if np.isfinite([latest, recent]).all() else "")
+
+
+def _back(course: Course) -> str:
+    """What has come back to what it had been: the loss at least, or nothing is said."""
+    norm, told = course.norm_back, f"The loss came back to {number(course.loss_back or 0.0)}"
+    if norm is None and course.norms.size and course.norms_after.size:
+        highest, latest = number(course.norms.max()), number(float(np.median(course.norms_after[-RECENT:])))
+        return f"{told}; the gradient norm, at most {highest} before, is {latest} in the latest steps."
+    return f"{told}{f' and the gradient norm to {number(norm)}' if norm is not None else ''}. The training got over it."
 
 
 def _placed(incident: Incident, found: Risen) -> Incident:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ampscope import diagnose
-from ampscope.analysis.diagnosis.silent import loss_course
+from ampscope.analysis.diagnosis.silent import course
 from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.trace.schema import EventKind, Node, Phase, ReplayStatus, Source
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
@@ -48,12 +48,15 @@ def told(
     out: str = "grad_norm",
     optimizers: int = 1,
     stepped: float | None = 5000.0,
+    norms: Sequence[float] = (),
 ) -> Diagnosis:
     """The diagnosis of a run with a spike at `AT`."""
     trace = TraceBuilder(folder)
     for step, loss in enumerate(losses):
         for optimizer in range(optimizers):
-            trace.step(step=step, optimizer=optimizer, loss=loss, scale=None, lr=rates[step] if rates else 1e-3)
+            norm = norms[step] if norms else 1.0
+            rate = rates[step] if rates else 1e-3
+            trace.step(step=step, optimizer=optimizer, loss=loss, scale=None, lr=rate, grad_norm=norm)
     spike(trace, rows=rows, out=out, stepped=stepped)
     return diagnose(trace.close())
 
@@ -95,7 +98,7 @@ def test_a_spike_that_training_did_not_get_over_is_a_warning(
 def test_a_spike_that_training_got_over_is_a_note(
     losses: list[float], options: dict[str, Any], at_once: int, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_course, "_AT_ONCE", at_once)
+    monkeypatch.setattr(course, "_AT_ONCE", at_once)
     diagnosis = told(run_folder, losses, **options)
     assert (diagnosis.verdict, diagnosis.primary) == (Verdict.HEALTHY, None)
     (found,) = of_spikes(diagnosis)
@@ -124,6 +127,79 @@ def test_a_spike_that_training_got_over_is_a_note(
 def test_where_nobody_can_know_nothing_is_said(losses: list[float], options: dict[str, Any], run_folder: Path) -> None:
     diagnosis = told(run_folder, losses, **options)
     assert (diagnosis.verdict, diagnosis.primary, of_spikes(diagnosis)) == (Verdict.HEALTHY, None, [])
+
+
+CALM = [1.0, 2.0, 0.5] * 20
+FALLING = [0.1 * 0.97**step for step in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "norms", "count"),
+    [
+        pytest.param([*LOW, *LOW], [*CALM, *[5000.0] * 60], 60, id="the loss as it was"),
+        pytest.param([*LOW, *[2 * each for each in LOW]], [*CALM, *[5000.0] * 60], 60, id="the loss has risen"),
+        pytest.param([*LOW, *LOW], [*CALM, *[5000.0, 1.0, 2.0] * 20], 20, id="each third step"),
+        pytest.param([*LOW, 0.3, *LOW], [*CALM, *[5000.0] * 61], 61, id="a loss that rose by far less"),
+    ],
+)
+def test_a_gradient_norm_that_does_not_come_back_is_a_warning(
+    losses: list[float], norms: list[float], count: int, run_folder: Path
+) -> None:
+    diagnosis = told(run_folder, losses, norms=norms)
+    (found,) = of_spikes(diagnosis)
+    assert (diagnosis.verdict, diagnosis.primary, found.severity) == (Verdict.PROBLEM, found, Severity.WARNING)
+    assert (found.step, found.last_step, found.count, found.lasting) == (AT, len(losses) - 1, count, True)
+    assert diagnosis.summary.startswith(f"Step {AT} began a lasting jump of the gradient norm.")
+    assert (
+        "the norm is more than 10 times the largest before, and in the middle of them 2,500 times" in found.explanation
+    )
+    assert f"step {AT} on" in found.remedies[0].text
+    assert "got over" not in found.explanation
+
+
+@pytest.mark.parametrize(
+    ("losses", "options"),
+    [
+        pytest.param([*LOW, *FALLING], {}, id="the loss goes on falling"),
+        pytest.param([*LOW, *[5000 * each for each in LOW]], {}, id="the loss is weighted otherwise"),
+        pytest.param([*LOW, *[40 * each for each in FALLING]], {}, id="so it is, and falls"),
+        pytest.param([*LOW, *LOW], {"rates": [*[1e-3] * 58, *[1e-2] * 62]}, id="the learning rate was raised"),
+        pytest.param([-each for each in [*LOW, *LOW]], {}, id="losses with a sign"),
+        pytest.param([*LOW, *LOW], {"optimizers": 2}, id="two that play against each other"),
+    ],
+)
+def test_one_that_something_accounts_for_is_a_note(
+    losses: list[float], options: dict[str, Any], run_folder: Path
+) -> None:
+    diagnosis = told(run_folder, losses, norms=[*CALM, *[5000.0] * 60], **options)
+    (found,) = of_spikes(diagnosis)
+    assert (diagnosis.verdict, diagnosis.primary, found.severity) == (Verdict.HEALTHY, None, Severity.INFO)
+    assert (found.lasting, found.remedies) == (True, ())
+    assert diagnosis.summary.endswith(f" From step {AT} on the gradient norm is far larger.")
+    assert "got over" not in found.explanation
+
+
+@pytest.mark.parametrize(
+    ("norms", "said"),
+    [
+        pytest.param([5000.0, *CALM], "to 1. The training got over it.", id="it comes back"),
+        pytest.param([5000.0, *[100 * 0.8**step + 1 for step in range(60)]], "got over it.", id="in the end"),
+        pytest.param([5000.0, *CALM[:30], *[1.1**step for step in range(30)]], "got over it.", id="and grows slowly"),
+        pytest.param([5000.0, *[8.0] * 60], "norm, at most 2 before, is 8 in the latest steps.", id="in part"),
+    ],
+)
+def test_a_norm_that_comes_back_is_told_as_far_as_it_did(norms: list[float], said: str, run_folder: Path) -> None:
+    diagnosis = told(run_folder, [*LOW, 0.11, *LOW], norms=[*CALM, *norms])
+    (found,) = of_spikes(diagnosis)
+    assert (diagnosis.verdict, found.severity, found.lasting) == (Verdict.HEALTHY, Severity.INFO, False)
+    assert diagnosis.summary == f"Nothing is wrong in {len(norms) + 60} steps."
+    assert found.explanation.endswith(said)
+    assert "The loss came back to 0.1" in found.explanation
+
+
+def test_of_a_norm_that_has_jumped_just_now_nothing_is_said(run_folder: Path) -> None:
+    diagnosis = told(run_folder, [*LOW, *LOW[:20]], norms=[*CALM, *[5000.0] * 20])
+    assert (diagnosis.verdict, of_spikes(diagnosis)) == (Verdict.HEALTHY, [])
 
 
 @pytest.mark.parametrize(("after", "said"), [(15, "15 steps follow, too few"), (1, "One step follows, too few")])

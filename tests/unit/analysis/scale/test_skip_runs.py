@@ -24,6 +24,7 @@ def history(attempts: Sequence[Attempt], first: int = 0) -> History:
         has_loss=np.ones(count, dtype=np.bool_),
         scale=np.array([scale for scale, _ in attempts], dtype=np.float64),
         skipped=np.array([skipped for _, skipped in attempts], dtype=np.bool_),
+        grad_norm=np.ones(count),
         lr=np.ones(count),
         thinned=np.zeros(count, dtype=np.bool_),
     )

@@ -6,20 +6,13 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ampscope.cli.remedies.verify import compared
-from ampscope.cli.shared.exits import Exit
 from ampscope.trace.schema import CureKind
-from ampscope.trace.vocabulary import Cause, Verdict
 from tests.support.command import Command
-from tests.support.verdicts.by_hand import BROKEN, HEALTHY
 
-FAILED = BROKEN.primary
 PROGRAM = """\
 import sys
 
@@ -53,33 +46,6 @@ for step in range(4):
     scaler.step(optimizer)
     scaler.update()
 """
-
-
-@pytest.mark.parametrize(
-    ("after", "code", "exit_code", "begins"),
-    [
-        (HEALTHY, 0, Exit.HEALTHY, "Cured: before, "),
-        (replace(HEALTHY, verdict=Verdict.AT_RISK), 0, Exit.HEALTHY, "Cured: before, "),
-        (BROKEN, 0, Exit.PROBLEM, "Not cured: before, "),
-        (BROKEN, 3, Exit.PROBLEM, "Not cured: before, "),
-        (HEALTHY, 3, Exit.FAILED, "Not known: nothing is wrong in "),
-        (replace(HEALTHY, verdict=Verdict.NOT_OBSERVED), 0, Exit.FAILED, "Not known: before, "),
-        (replace(HEALTHY, run=replace(HEALTHY.run, steps=1)), 0, Exit.FAILED, "Not known: before, "),
-    ],
-)
-def test_what_became_of_the_failure(after: Any, code: int, exit_code: Exit, begins: str) -> None:
-    assert FAILED is not None
-    before = replace(BROKEN, primary=replace(FAILED, step=1))
-    found, told = compared(before, after, code)
-    assert found == exit_code
-    assert told.startswith(begins)
-
-
-def test_another_failure_is_told_as_one() -> None:
-    assert FAILED is not None
-    other = replace(BROKEN, primary=replace(FAILED, cause=Cause.DIVERGENCE))
-    assert "with the remedy, now " in compared(BROKEN, other, 0)[1]
-    assert "with the remedy, still " in compared(BROKEN, BROKEN, 0)[1]
 
 
 def test_a_training_is_run_again_with_the_remedy(

@@ -38,7 +38,7 @@ def test_the_keys_are_the_contract() -> None:
     incident = (
         "kind step last_step count severity cause phase op module module_type source inputs outputs path lost "
         "replay replay_reason traced fp32_ok tried trigger tripped explanation remedies rank also_on received_by world "
-        "written_by headroom_bits forecast_step forecast_low forecast_high last_good"
+        "written_by headroom_bits forecast_step forecast_low forecast_high lasting last_good"
     )
     assert list(told["primary"]) == incident.split()
     finding = "kind step last_step count severity cause counted phase source explanation remedies rank also_on world"

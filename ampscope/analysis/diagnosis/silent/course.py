@@ -1,7 +1,8 @@
-"""The losses around a spike: whether the training got over it, and what else may have raised them."""
+"""The losses and gradient norms around a spike: whether they came back, and what else may have raised them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ _AT_ONCE = 1 << 16
 STAYED_UP = 2.0
 #: Up to here, as a multiple of the largest loss before, the loss of the spike itself was usual.
 USUAL_LOSS = 2.0
+#: A gradient norm this many times the largest before is out of its band, as for capture, which takes spikes down.
+FAR_OUT = 10.0
 #: A learning rate that rose by more than this explains a jump,
 STEADY_RATE = 1.2
 #: if it did so within this many steps before.
@@ -35,7 +38,7 @@ BLOWN_UP = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossCourse:
+class Course:
     """The steps around one that stands out, without those that were skipped or whose loss went with the disk budget."""
 
     step: int
@@ -43,9 +46,11 @@ class LossCourse:
     at: float
     after: FloatArray
     rates: FloatArray  #: learning rates of the steps before and of the step itself
+    norms: FloatArray  #: gradient norms of the steps before, as far as they are known;
+    norms_after: FloatArray  #: and of all after it
 
     @staticmethod
-    def of(history: History, step: int) -> LossCourse | None:
+    def of(history: History, step: int) -> Course | None:
         """The course around ``step``; None where the step, or all before it, is not in the trace."""
         place = int(np.searchsorted(history.step, step))
         counts = ~(history.skipped | history.thinned)
@@ -53,12 +58,14 @@ class LossCourse:
         if place >= history.step.size or history.step[place] != step or not before.size:
             return None
         after = place + 1 + np.flatnonzero(counts[place + 1 :])
-        return LossCourse(
+        return Course(
             step=step,
             before=history.loss[before],
             at=float(history.loss[place]),
             after=history.loss[after],
             rates=history.lr[np.append(before, place)],
+            norms=_known(history.grad_norm[before]),
+            norms_after=_known(history.grad_norm[after]),
         )
 
     @property
@@ -78,14 +85,41 @@ class LossCourse:
         return bool(rose and np.median(self.settled) > STAYED_UP * np.median(self.recent))
 
     @property
-    def got_over(self) -> bool:
-        """Whether the losses came back to what they had been."""
-        if not self._is_known:
-            return False
-        stretches = np.lib.stride_tricks.sliding_window_view(self.settled, STRETCH)
-        highest = self.recent.max()
-        pieces = (stretches[begin : begin + _AT_ONCE] for begin in range(0, len(stretches), _AT_ONCE))
-        return any(bool((np.median(each, axis=1) <= highest).any()) for each in pieces)
+    def loss_back(self) -> float | None:
+        """The loss as it came back to what it had been; None where it did not, or is not known."""
+        return _came_back(self.settled, self.recent.max(), math.inf) if self._is_known else None
+
+    @property
+    def norm_back(self) -> float | None:
+        """The gradient norm as it came back to what it had been; None where it did not, or is not known."""
+        highest = self.norms.max(initial=0.0)
+        return _came_back(self.norms_after, highest, FAR_OUT * highest)
+
+    @property
+    def norms_out(self) -> FloatArray:
+        """The gradient norms since that are out of their band, if up to the end no stretch is without one."""
+        far = FAR_OUT * self.norms.max(initial=0.0)
+        out: FloatArray = self.norms_after[self.norms_after > far]
+        is_known = self.norms.size and self.norms_after.size >= SETTLING + LEAST_AFTER
+        return out if is_known and _came_back(self.norms_after, math.inf, far) is None else out[:0]
+
+    def accounts_for(self, norm: float, batch: float) -> bool:
+        """Whether what is known to be well, or meant, goes with a gradient norm that has stayed out of its band.
+
+        That is a learning rate that was raised, a loss that rose with it (it is weighted otherwise, or of other data),
+        a batch of another size, or a loss that goes on falling. Of losses with a sign none can be told.
+
+        Args:
+            norm: The norm since.
+            batch: By which factor the batch grew or shrank.
+        """
+        if self.rate_rose or not self._is_known:
+            return True
+        rose = max(1.0, self.at / self.recent.max())
+        half = min(RECENT, self.settled.size // 2)
+        late = np.median(self.settled[-half:])
+        fell = late < np.quantile(self.settled[:half], 0.25) and late < rose * np.quantile(self.recent, 0.25)
+        return bool(fell or norm <= FAR_OUT * self.norms.max() * max(rose, batch))
 
     @property
     def is_cut_short(self) -> bool:
@@ -127,3 +161,22 @@ class LossCourse:
         """Whether the step's own loss was far from those that follow, as that of a single bad batch is."""
         soon = self.after[:AFTER]
         return bool(soon.size and (self.at >= APART * soon.max() or BLOWN_UP * self.at <= np.median(soon)))
+
+
+def _known(values: FloatArray) -> FloatArray:
+    known: FloatArray = values[~np.isnan(values)]
+    return known
+
+
+def _came_back(values: FloatArray, highest: float, far: float) -> float | None:
+    """The median of the first stretch that is no larger than ``highest``, and holds nothing above ``far``."""
+    if values.size < STRETCH:
+        return None
+    stretches = np.lib.stride_tricks.sliding_window_view(values, STRETCH)
+    for begin in range(0, len(stretches), _AT_ONCE):
+        piece = stretches[begin : begin + _AT_ONCE]
+        medians = np.median(piece, axis=1)
+        back = np.flatnonzero((medians <= highest) & (piece.max(axis=1) <= far))
+        if back.size:
+            return float(medians[back[0]])
+    return None
