@@ -151,13 +151,12 @@ class ScalerCall:
     result: Any = None  #: known when the call has ended
     state: ScaleState | None = None  #: the scaler's, before a step or an update
     attempt: StepAttempt | None = None  #: the attempt that ``step`` made
+    argument: Any = None  #: the first: losses, an optimizer, a state, a setting; None where the call has none
+
+    def __post_init__(self) -> None:
+        self.argument = self.args[0] if self.args else next(iter(self.kwargs.values()), None)
 
     @property
     def scaling(self) -> ScaleState:
         """The scaler's state as it is known."""
         return self.state or ScaleState(self.scaler, None, None)
-
-    @property
-    def argument(self) -> Any:
-        """The first argument: losses, an optimizer, a state, a setting; None where the call has none."""
-        return self.args[0] if self.args else next(iter(self.kwargs.values()), None)

@@ -172,6 +172,11 @@ class StepAttempt:
         return float(self.scaling.scale) if self.scaling is not None and self.scaling.scale is not None else None
 
     @property
+    def norm_before_clipping(self) -> Tensor | None:
+        """The norm of the unscaled gradients as backward has left them, as far as it is known."""
+        return self.norm if self.unclipped is None else self.unclipped
+
+    @property
     def by_hand(self) -> bool:
         """Whether no optimizer but the loop itself moves the weights, and is about to."""
         return self.stepped and not self.late and not isinstance(self.optimizer, Optimizer)

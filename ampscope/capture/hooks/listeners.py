@@ -31,9 +31,11 @@ class Listeners(Generic[L]):
 
     def __iter__(self) -> Iterator[L]:
         """Those that what is called here concerns."""
+        found = []
         for known, home in self._known:
             if not home.is_elsewhere and (listener := known()) is not None:
-                yield listener
+                found.append(listener)
+        return iter(found)
 
     def everywhere(self) -> list[L]:
         """All of them."""

@@ -10,11 +10,12 @@ from typing import Any
 
 from ampscope.capture.replay.tape_mode import TapeMode
 from ampscope.capture.step.carried.listening.loop_mode import LoopMode
-from ampscope.capture.torch_support import dynamo, guard
+from ampscope.capture.torch_support import dynamo, guard, torch_private
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.call_state import Ambient, PlainState
 from ampscope.capture.torch_support.calls.modes_aside import OthersAside, remove_modes
 from ampscope.capture.torch_support.calls.pause import Pause
+from ampscope.capture.torch_support.communication import process_group
 from ampscope.capture.torch_support.communication.refusal import NoCollectives
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
 from ampscope.capture.tracing.tracer import Tracer
@@ -47,6 +48,7 @@ class OwnWork:
         self._aside, pause.others = OthersAside(_is_ours), OthersAside(_is_ours)
         self._plain = PlainState(call_state.device_types())
         self._alone = NoCollectives()
+        self._may_communicate = True  # as of the latest step's begin
         self._depth = 0
         self._started = 0.0
         self._taken = 0.0
@@ -83,6 +85,7 @@ class OwnWork:
         """A step begins: its work is counted from here."""
         self._taken, self._pause.glanced, self._started = 0.0, 0.0, time.perf_counter()
         self.may_be_unwanted = self._pause.look_for_cuda()
+        self._may_communicate = process_group.default_group() is not None
 
     def start_afresh(self) -> None:
         """What comes from outside has broken it off, wherever it was: everything is as the loop has it again."""
@@ -110,9 +113,11 @@ class OwnWork:
             self._started = time.perf_counter()
             self._compiler = dynamo.let_see(None)
             self._pause.on = True
-            self._aside.__enter__()
+            if torch_private.function_stack.length() or torch_private.dispatch_stack.length():
+                self._aside.__enter__()
             self._plain.enter()
-            self._alone.enter()
+            if self._may_communicate:
+                self._alone.enter()
         return self
 
     def __exit__(self, *_: Any) -> None:

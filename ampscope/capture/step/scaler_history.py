@@ -19,7 +19,7 @@ from ampscope.capture.torch_support.user_line import NOWHERE
 from ampscope.trace.schema import ScalerAction
 
 #: Calls before which the scaler's tensors are copied.
-_COPIED = frozenset({ScalerMethod.STEP, ScalerMethod.UPDATE})
+_COPIED = (ScalerMethod.STEP, ScalerMethod.UPDATE)
 #: What each setter sets.
 _SETTINGS = {
     ScalerMethod.SET_GROWTH_FACTOR: "growth_factor",

@@ -13,17 +13,15 @@ from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.user_line import Place, user_place
 
 #: Calls that matter of a scaler that is switched off, too.
-_ALWAYS = frozenset(
-    {
-        ScalerMethod.STATE_DICT,
-        ScalerMethod.LOAD_STATE_DICT,
-        ScalerMethod.SET_GROWTH_FACTOR,
-        ScalerMethod.SET_BACKOFF_FACTOR,
-        ScalerMethod.SET_GROWTH_INTERVAL,
-    }
+_ALWAYS = (
+    ScalerMethod.STATE_DICT,
+    ScalerMethod.LOAD_STATE_DICT,
+    ScalerMethod.SET_GROWTH_FACTOR,
+    ScalerMethod.SET_BACKOFF_FACTOR,
+    ScalerMethod.SET_GROWTH_INTERVAL,
 )
 #: Calls so frequent, and so little told of, that their line is not looked for.
-_UNPLACED = frozenset({ScalerMethod.SCALE, ScalerMethod.GET_SCALE})
+_UNPLACED = (ScalerMethod.SCALE, ScalerMethod.GET_SCALE)
 
 
 class ScalerWatch:

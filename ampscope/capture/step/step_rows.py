@@ -87,7 +87,7 @@ class StepRows(StepObserver):
         scaling, now, observing = attempt.scaling, time.time(), self._own.seconds
         fetched: dict[str, Tensor | float | None] = {
             "loss": attempt.opened.mean_loss(),
-            "norm": attempt.norm if attempt.unclipped is None else attempt.unclipped,
+            "norm": attempt.norm_before_clipping,
             "clipped": attempt.opened.edited.get(id(attempt.optimizer)) if attempt.unclipped is None else attempt.norm,
             "scale": scaling.scale if scaling else None,
             "tracker": scaling.tracker if scaling else None,

@@ -32,7 +32,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
 
 #: Calls of a scaler that come when the gradients of a step are complete.
-_AFTER_BACKWARD = frozenset({ScalerMethod.UNSCALE, ScalerMethod.STEP})
+_AFTER_BACKWARD = (ScalerMethod.UNSCALE, ScalerMethod.STEP)
 
 
 class StepWatch:

@@ -53,7 +53,9 @@ class SpikeEnding(StepObserver):
         if attempt.bad or attempt.on_device:
             return
         self._look_at_growth(attempt)
-        norm = attempt.norm if attempt.norm is not None else attempt.opened.norms.get(id(attempt.optimizer))
+        norm = attempt.norm_before_clipping
+        if norm is None:
+            norm = attempt.opened.norms.get(id(attempt.optimizer))
         # Whoever decided that the optimizer may step has waited for the gradients, and so for their norm.
         size = None if norm is None else attempt.opened.number(norm)
         found = self._far_out(attempt.index, attempt.opened.known_loss(), size)

@@ -26,7 +26,7 @@ from ampscope.trace.schema import GradRow
 #: first: by then an optimizer that begins gently has begun, and its weights can be held against the first look.
 RECORD_EVERY, RECORDED_EARLY = 50, 16
 
-_PLAIN, _STRIDED = frozenset({Tensor}), frozenset({torch.strided})
+_PLAIN, _STRIDED, _SINGLE = frozenset({Tensor}), frozenset({torch.strided}), frozenset({torch.float32})
 _layout, _is_nested, _dtype, _device = map(attrgetter, ("layout", "is_nested", "dtype", "device"))
 
 
@@ -88,6 +88,13 @@ def non_finite(optimizer: Optimizer, models: Models) -> list[str]:
 
 def norms_by_name(optimizer: Optimizer, models: Models) -> dict[str, Tensor]:
     """L2 norm of each watched parameter's gradient as a device scalar."""
+    parameters, known = OptimizerView(optimizer).parameters, models.parameters
+    if not hasattr(optimizer, "given"):
+        plain = [(known[id(p)][0], g) for p in parameters if (g := p.grad) is not None and id(p) in known]
+        dense = [gradient for _, gradient in plain]
+        if plain and _are_plain(dense) and _SINGLE.issuperset(map(_dtype, dense)):
+            with torch.no_grad():  # of most models, in every step of a fused optimizer: no call for each
+                return dict(zip([name for name, _ in plain], torch._foreach_norm(dense), strict=True))
     found = [(name, values) for name, each in owned(optimizer, models) if _is_dense(values := stored(each))]
     with torch.no_grad():
         gradients = [gradient for _, gradient in found]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-
-from ampscope.capture.torch_support import torch_private
 
 
 @cache
@@ -81,16 +79,21 @@ _MOST_MET = 256
 
 def current(types: tuple[str, ...]) -> Ambient:
     """The state now."""
+    return _ambient(types, torch.is_grad_enabled())
+
+
+def _ambient(types: tuple[str, ...], grad: bool, switched_off: Sequence[str] = ()) -> Ambient:
+    """The state now, but for grad mode; autocast counts as on where it is off for AMPscope's own work alone."""
     device = getattr(sys.modules.get("torch.utils._device"), "CURRENT_DEVICE", None)  # see `default_device`
-    told: list[Any] = [types, torch.is_autocast_cache_enabled(), torch.is_grad_enabled(), device]
+    told: list[Any] = [types, torch.is_autocast_cache_enabled(), grad, device]
     for kind in types:
-        told.append(torch.is_autocast_enabled(kind))
+        told.append(kind in switched_off or torch.is_autocast_enabled(kind))
         told.append(torch.get_autocast_dtype(kind))
     key = tuple(told)
     known = _met.get(key)
     if known is None:
-        regions = tuple(Region(t, torch.is_autocast_enabled(t), torch.get_autocast_dtype(t)) for t in types)
-        known = Ambient(regions, key[1], key[2], device)
+        regions = tuple(map(Region, types, told[4::2], told[5::2]))
+        known = Ambient(regions, told[1], grad, device)
         if len(_met) >= _MOST_MET:
             _met.clear()
         _met[key] = known
@@ -141,5 +144,4 @@ class PlainState:
 
     def around(self) -> Ambient:
         """The loop's own state, while this is entered."""
-        regions = tuple(Region(kind, kind in self._switched, torch.get_autocast_dtype(kind)) for kind in self._types)
-        return Ambient(regions, torch.is_autocast_cache_enabled(), self._grad, torch_private.default_device())
+        return _ambient(self._types, self._grad, self._switched)
