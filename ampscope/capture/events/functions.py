@@ -14,6 +14,9 @@ class FunctionListener(Protocol):
     ) -> None:
         """A function has run."""
 
+    def scaled(self, loss: Any, scale: Any, result: Any) -> None:
+        """A scaler has multiplied a loss by its scale."""
+
     def is_unheard(self) -> None:
         """What the loop does now, after a backward, is not told: it is what it has done before."""
 

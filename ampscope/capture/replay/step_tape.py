@@ -27,8 +27,8 @@ from ampscope.capture.replay.tape.routine import Routine
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.replay.tape.weight_writes import IN_FORWARD, ForwardEdits, WeightWrites, WrittenValues
 from ampscope.capture.replay.tape_mode import TapeMode
-from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.calls import transforms
+from ampscope.capture.torch_support import tensor_tree, torch_private
+from ampscope.capture.torch_support.calls import call_state, transforms
 from ampscope.capture.torch_support.calls.call_state import Ambient
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.communication.gradient_reduction import synchronising, wrapper_of
@@ -97,6 +97,25 @@ class StepTape(StepObserver):
             else:
                 self.mode.recording, self.mode.edits = True, None
                 self._listener.is_unheard()
+
+    def scaled(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
+        """Runs a scaler's ``scale``; of torch's own, given one loss, it is known what it computes."""
+        mode, loss = self.mode, call.argument
+        listens = mode.inserted and mode.recording and not mode.forms.of_step
+        if not listens or type(call.scaler) is not torch.amp.GradScaler or type(loss) is not Tensor:
+            return proceed()
+        return self.unheard(partial(self._scaled, call, proceed))
+
+    def _scaled(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
+        result, loss = proceed(), call.argument
+        with self.guard:
+            scale = torch_private.scaler_tensors(call.scaler)[0]
+            if scale is not None and isinstance(result, Tensor):
+                place, around = user_place() or NOWHERE, call_state.current(call_state.device_types())
+                known: dict[str, Any] = {"ambient": around, "place": place, "random": None, "originals": {}}
+                self._tape.function_call(torch.mul, (loss, scale), {}, result, **known, in_place=False)
+                self._listener.scaled(loss, scale, result)
+        return result
 
     def unheard(self, call: Callable[[], Any]) -> Any:
         """Runs a call of torch's own, of which nothing is to be heard."""

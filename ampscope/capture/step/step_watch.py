@@ -205,7 +205,8 @@ class StepWatch:
     def scaler_call(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """Runs a call of a scaler, and returns what it returned."""
         self._scaler_call_began(call)
-        call.result = proceed() if call.method is ScalerMethod.SCALE else self._tape.unheard(proceed)
+        scales = call.method is ScalerMethod.SCALE
+        call.result = self._tape.scaled(call, proceed) if scales else self._tape.unheard(proceed)
         self._scaler_call_ended(call)
         return call.result
 

@@ -135,6 +135,11 @@ class UsageWatch:
         if self._values.may_depend((*args, *kwargs.values()) if kwargs else args):
             self._edits.function_ran(func, args, kwargs, result)
 
+    def scaled(self, loss: Tensor, scale: Tensor, result: Tensor) -> None:
+        """A scaler has multiplied a loss by its scale; one that is made of gradients depends on it already."""
+        if self._values.dependence_of(loss) != CONSTANT:
+            self._edits.function_ran(torch.mul, (loss, scale), {}, result)
+
     def is_unheard(self) -> None:
         """What the loop does to its gradients is not told: it is what it has done before."""
         self._is_heard = False

@@ -270,14 +270,19 @@ class Tape:
             if not isinstance(value, tensor_tree.LEAVES):
                 flat = False
                 break
-        if kwargs or not flat:
+        if not flat:
             return Arguments.of(args, kwargs, lambda tensor: self._refer(tensor, originals, overwrites))
         given, references = list(args), list[TensorReference]()  # most calls of a loop have nothing but such arguments
         for place, value in enumerate(args):
             if isinstance(value, Tensor):
                 given[place] = self._refer(value, originals, overwrites)
                 references.append(given[place])
-        return Arguments(tuple(given), kwargs, references)
+        named = dict(kwargs)
+        for name, value in kwargs.items():
+            if isinstance(value, Tensor):
+                named[name] = self._refer(value, originals, overwrites)
+                references.append(named[name])
+        return Arguments(tuple(given), named, references)
 
     def _refer(self, tensor: Tensor, originals: dict[int, Tensor] | None, overwrites: bool) -> TensorReference:
         known = self.results.by_id.get(id(tensor))
