@@ -215,7 +215,9 @@ class Scope(Configurable):
 
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """See `process_hooks.Listener`."""
-        if self._steps.optimizers.owns(optimizer) and not self._steps.gives_way_to_capture():
+        if not self._steps.optimizers.owns(optimizer):
+            self._steps.after_foreign_optimizer()
+        elif not self._steps.gives_way_to_capture():
             self._steps.after_optimizer(optimizer)
             self._check_rank()
             self._modules.stepped()

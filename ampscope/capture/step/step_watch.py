@@ -76,7 +76,7 @@ class StepWatch:
         self._live, self._tape = live, tape
         self.received = tape.received  #: is to hear of the collectives of the process
         self._endings, self._by_loop, self._between, self._guard = endings, by_loop, between, guard
-        self._was_listening = False  # until `Tensor.backward` was called, which runs now
+        self._was_listening = False  # until a call began that is not heard: of `Tensor.backward`, a foreign optimizer
         self.breaking_off = BreakingOff(own, cycle, endings, observers, live, tape, between)
 
     # -- forward: see `module_calls.CallListener` ---------------------------------------------------------------
@@ -245,9 +245,14 @@ class StepWatch:
 
     def before_optimizer(self, optimizer: Optimizer, *, with_closure: bool) -> None:
         """An optimizer is about to step."""
-        if self._cycle.state is State.BACKWARD and self.optimizers.owns(optimizer):
+        owns = self.optimizers.owns(optimizer)
+        if self._cycle.state is State.BACKWARD and owns:
             self._by_loop.optimizer_in_backward()
-        elif not self._is_busy(optimizer_begins=True) and self.optimizers.owns(optimizer):
+        elif self._is_busy(optimizer_begins=True):
+            return
+        elif not owns:  # what it does to another model's weights is no concern of this run
+            self._was_listening = self._tape.stop() or self._was_listening
+        else:
             with self._own:
                 self.optimizers.about_to_step(optimizer)
                 if not with_closure and self._endings.is_idle and self.optimizers.comes_again(optimizer):
@@ -257,6 +262,12 @@ class StepWatch:
     def closure(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         """Runs the closure of an optimizer."""
         return self._endings.closure(optimizer, call)
+
+    def after_foreign_optimizer(self) -> None:
+        """An optimizer of another model has stepped."""
+        listening, self._was_listening = self._was_listening, False
+        if listening and self._cycle.is_open and not self._cycle.is_busy:
+            self._tape.mode.insert()
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """An optimizer of the run has stepped."""
