@@ -106,6 +106,7 @@ class Incident(NotebookRepr):
     forecast_low: int | None = None  #: not before this one,
     forecast_high: int | None = None  #: nor after it
     last_good: LastGood | None = None  #: of what a run is told first for, and where steps were looked at one by one
+    loop_step: int | None = None  #: ``step`` by the loop's own count, where its checkpoint tells another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,3 +127,4 @@ class Finding(NotebookRepr):
     rank: int = 0  #: the rank whose loop was seen to make it
     also_on: tuple[int, ...] = ()  #: further ranks whose loops make it, too
     world: int = 1  #: how many ranks train together
+    loop_step: int | None = None  #: as for an `Incident`

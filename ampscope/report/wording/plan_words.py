@@ -10,6 +10,7 @@ from ampscope.analysis.precision.plan.plan import Plan
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import short
+from ampscope.report.wording.window_words import several
 
 #: What a share is of, by the field that holds it, in the order in which they are told.
 SHARES = {
@@ -83,6 +84,8 @@ def notes(plan: Plan, name: str | None = None) -> Iterator[str]:
     shown = NAMES if name is None else (name,)
     if "float16" in shown and plan.gradient_scale is not None:
         yield f"float16 is judged at a loss scale of {in_words(plan.gradient_scale)}; {_window(*plan.scale_window)}."
+        if plan.optimizers:
+            yield several(plan.optimizers)
     if any(each in SCALED for each in shown) and plan.delayed_share is not None:
         share = numbers.share(plan.delayed_share)
         yield f"In fp8 each tensor is scaled by its largest value of steps before, where they were recorded ({share});"
