@@ -87,7 +87,7 @@ def pair_of(one: Recording, other: Recording) -> StepPair:
 
 
 def _by_operand(seen: Recording, mine: IntArray, one: Recording, values: FloatArray) -> list[list[float]]:
-    """A value of each row of ``one`` by the operands of ``seen``, whose ops are those of one that ``mine`` says; 1 else."""
+    """The value of each operand's row in ``one``; 1 where it has none. ``mine`` says which op of one each op is."""
     if not len(seen.edges) or not len(one):
         return [[] for _ in range(len(seen))]
     writer = mine[np.searchsorted(seen.seq, seen.edges.ints("from_seq"))]

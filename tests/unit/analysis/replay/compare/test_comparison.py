@@ -117,6 +117,39 @@ def test_a_sum_that_cancels_is_measured_by_what_was_added(tmp_path: Path) -> Non
     assert compare(tmp_path / "one", tmp_path / "other").likeness is Likeness.WITHIN_TOLERANCE
 
 
+def summed(folder: Path, total: float, *, of: int, name: str, out: int) -> Path:
+    """A step in which ``of`` numbers up to 4 come to ``total``, in output ``out`` of an op, which a cast reads."""
+    step = Step(folder)
+    terms = step.op("mm", min=-4.0, max=4.0, max_finite=None)
+    outputs = {"out_shapes": ("8",) * (out + 1), "out_dtypes": ("float16",) * (out + 1)}
+    site = step.trace.site(f"aten.{name}.default", in_shapes=(f"{of}x8",), in_dtypes=("float16",), **outputs)
+    first = step.trace.op(site, **LIVE, numel=8, max=total if not out else 1.0, min=-1e-4, max_finite=None)
+    for number in range(1, out + 1):
+        last = total if number == out else 1.0
+        step.trace.op(site, **LIVE, seq=first, out=number, numel=8, max=last, min=-1e-4, max_finite=None)
+    step.trace.edge(terms, first, **LIVE)
+    cast = step.trace.op(step.trace.site("aten._to_copy.default"), **LIVE, max=total, min=-1e-4, max_finite=None)
+    step.trace.edge(first, cast, **LIVE, from_out=out)
+    return step.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "of"), [("sum", 0, 8), ("sum", 0, 10_000), ("convolution_backward", 2, 8)], ids=str
+)
+def test_rounding_that_a_sum_leaves_is_none_of_its_readers_differences(
+    tmp_path: Path, name: str, out: int, of: int
+) -> None:
+    noise = 4.0 * 2**-10 * math.sqrt(of)
+
+    def likeness(*totals: float) -> Likeness:
+        runs = (tmp_path / f"{total}" for total in totals)
+        found = (summed(run, total, of=of, name=name, out=out) for run, total in zip(runs, totals, strict=True))
+        return compare(*found).likeness
+
+    assert likeness(noise, noise / 3) is Likeness.WITHIN_TOLERANCE
+    assert likeness(4.0 * math.sqrt(of), 3.0 * math.sqrt(of)) is Likeness.DIFFERENT
+
+
 def test_operands_that_come_from_elsewhere_are_told(tmp_path: Path) -> None:
     for folder, reads in (("one", 0), ("other", 1)):
         step = Step(tmp_path / folder)

@@ -74,7 +74,8 @@ def test_gradients_that_another_optimizer_keeps_are_not_counted(run_folder: Path
     assert answer.window.low == planned.scale_window[0] == 1.0
     assert answer.window.exact
     assert not answer.window.unmeasured
-    told = "The run has 2 optimizers: optimizer 0 steps 2 parameters of Linear[1], optimizer 1 steps 2 parameters of Linear[0]."
+    parts = ("optimizer 0 steps 2 parameters of Linear[1]", "optimizer 1 steps 2 parameters of Linear[0]")
+    told = f"The run has 2 optimizers: {', '.join(parts)}."
     assert next(sentences(answer.window)) == f"{told} This is of optimizer 0."
     assert told in notes(planned)
 
