@@ -16,7 +16,7 @@ from ampscope.analysis.replay.compare.sides import chosen
 from ampscope.analysis.replay.compare.words import parted_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.report.wording.comparison_words import apart_words
-from ampscope.trace.schema import Node
+from ampscope.trace.schema import Cast, Node
 from tests.support.trace_builder import TraceBuilder
 
 LIVE: dict[str, Any] = {"step": 0, "source": "live"}
@@ -215,9 +215,27 @@ def test_the_first_divergence_has_the_numbers_of_its_own_op(tmp_path: Path) -> N
         step.op("mm", site={"in_dtypes": (dtype, dtype), "out_dtypes": (dtype,)}, max=4.0)
         step.op("exp", site={"in_dtypes": ("float32",), "out_dtypes": ("float32",)}, max=peak)
         step.close()
-    found = compare(tmp_path / "one", tmp_path / "other").first_divergence
+    compared = compare(tmp_path / "one", tmp_path / "other")
+    found = compared.first_divergence
     assert found is not None
     assert (found.op, found.seq, found.error) == ("aten.exp.default", 2, 0.5)
+    assert compared.summary.startswith(
+        "mm ran in float16 in A and in bfloat16 in B, in fc. The numbers part at step 0 "
+    )
+
+
+def test_a_cast_that_one_alone_has_is_where_what_follows_from_it_parts(tmp_path: Path) -> None:
+    for folder, peak in (("one", 4.0), ("other", 8.0)):
+        step = Step(tmp_path / folder)
+        step.op("mm", max=4.0)
+        if folder == "other":
+            step.op("_to_copy", site={"cast": Cast.EXPLICIT}, max=4.0)
+        step.op("exp", max=4.0)
+        step.op("log", max=peak)
+        step.close()
+    found = compare(tmp_path / "one", tmp_path / "other").first_divergence
+    assert found is not None
+    assert (found.op, found.seq, found.other_seq) == ("aten._to_copy.default", None, 2)
 
 
 def of_two_optimizers(folder: Path, *, traced: str = "live@1", peak: float = 4.0, **second: Any) -> Path:
