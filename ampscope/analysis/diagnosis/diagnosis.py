@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ampscope.analysis.cures.program_lines import program_of
@@ -103,7 +103,8 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
         told = replace(primary, last_good=last_good(run, primary))
         incidents = [told if each is primary else each for each in incidents]
         primary = told
-    info = run_info(run, world, history, of_loop)
+    newest = max((int(each.step[-1]) for each in history.values() if each.step.size), default=0)
+    info = replace(run_info(run, world, history), loop_step=of_loop(newest))
     causes = {incident.cause for incident in incidents}
     cures = cures_made(run, sampled)
     unseen = "" if primary else unobserved(run, sampled, info.steps)
@@ -134,16 +135,14 @@ def _is_risk(entry: Incident | Finding) -> bool:
     return entry.cause.is_ahead or ahead
 
 
-def run_info(run: Run, world: World, history: Mapping[int, History], of_loop: Callable[[int], int | None]) -> RunInfo:
+def run_info(run: Run, world: World, history: Mapping[int, History]) -> RunInfo:
     """The facts of a run.
 
     Args:
         run: The run.
         world: Its ranks.
         history: The steps of one of them, by optimizer.
-        of_loop: Gives the loop's own number of a step, where it is known to be another.
     """
-    newest = max((int(each.step[-1]) for each in history.values() if each.step.size), default=0)
     manifest = run.manifest
     return RunInfo(
         path=str(run.path),
@@ -159,7 +158,6 @@ def run_info(run: Run, world: World, history: Mapping[int, History], of_loop: Ca
         versions={**manifest.versions, "ampscope": manifest.ampscope},
         world=world.size,
         missing=world.missing,
-        loop_step=of_loop(newest),
     )
 
 

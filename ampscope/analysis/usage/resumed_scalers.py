@@ -25,14 +25,13 @@ class ResumedScaler:
     """A scaler of a resumed segment."""
 
     start: ScalerEventRow  #: how it began
-    last: float | None  #: the newest other scale that the run had found
-    loaded: bool  #: it was given a state while it was watched
+    last: float | None  #: the newest other scale that the run had found; None where it was given a state while watched
     saved_at: tuple[int, ...]  #: steps before which the run had saved the state that it begins with
 
     @property
     def goes_on(self) -> bool:
         """Whether it has a state that the run had: the newest, or that of a checkpoint."""
-        return self.loaded or self.last is None or bool(self.saved_at)
+        return self.last is None or bool(self.saved_at)
 
 
 def resumed_scalers(run: Run, rank: int) -> Iterator[ResumedScaler]:
@@ -49,11 +48,9 @@ def resumed_scalers(run: Run, rank: int) -> Iterator[ResumedScaler]:
         load = loaded.get((start.segment, start.scaler))
         last = _last_scale(run, rank, start.segment - 1, before[-1]) if load is None else None
         made = max((steps_made(row) for row in optimizers if row.segment == start.segment), default=0)
-        saved = [step for step in _saved_at(run, rank, load or start, before) if step >= max(made, 1)]
-        known = last is not None and start.scale_after not in (None, last)
-        yield ResumedScaler(
-            start=start, last=last if known else None, loaded=load is not None, saved_at=tuple(dict.fromkeys(saved))
-        )
+        saved = dict.fromkeys(step for step in _saved_at(run, rank, load or start, before) if step >= max(made, 1))
+        other = last if start.scale_after not in (None, last) else None
+        yield ResumedScaler(start=start, last=other, saved_at=tuple(saved))
 
 
 def steps_made(row: FindingRow) -> int:

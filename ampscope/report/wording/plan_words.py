@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from ampscope.analysis.precision.plan.formats import MX, NAMES, SCALED
 from ampscope.analysis.precision.plan.modules import FormatLoss, ModulePlan
 from ampscope.analysis.precision.plan.plan import Plan
+from ampscope.analysis.scale.window import OptimizerPart
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import short
-from ampscope.report.wording.window_words import several
 
 #: What a share is of, by the field that holds it, in the order in which they are told.
 SHARES = {
@@ -96,6 +96,16 @@ def notes(plan: Plan, name: str | None = None) -> Iterator[str]:
         tensors = f" of {numbers.share(counted)} of the tensors; of others it is an estimate, for values in no order."
         yield "in sampled steps" + (tensors if counted < 1.0 else ".")
         yield "The largest of a block may overflow by design, and lose an eighth."
+
+
+def several(optimizers: Sequence[OptimizerPart]) -> str:
+    """The optimizers of a run that has several, and what each of them steps, in a sentence."""
+    told = [
+        f"optimizer {each.optimizer} steps {numbers.count(len(each.parameters), 'parameter')} of "
+        f"{listed(list(map(module_words, each.modules)))}"
+        for each in optimizers
+    ]
+    return f"The run has {len(optimizers)} optimizers: {', '.join(told)}."
 
 
 def _window(low: float | None, high: float | None) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from ampscope.analysis.scale.window import OptimizerPart, ScaleWindow
+from ampscope.analysis.scale.window import ScaleWindow
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report import numbers
-from ampscope.report.safe_text import short
-
-#: Modules that a sentence names of each optimizer, and characters of a name.
-_NAMED, _LONGEST = 3, 60
+from ampscope.report.wording.plan_words import several
 
 
 def sentences(window: ScaleWindow) -> Iterator[str]:
@@ -23,16 +20,6 @@ def sentences(window: ScaleWindow) -> Iterator[str]:
         return
     yield _ends(window)
     yield _basis(window) if window.at_scale else _unknown(window)
-
-
-def several(optimizers: Sequence[OptimizerPart]) -> str:
-    """The optimizers of a run that has several, and what each of them steps, in a sentence."""
-    held = (numbers.count(len(each.parameters), "parameter") for each in optimizers)
-    told = ", ".join(
-        f"optimizer {each.optimizer} steps {count} of {_listed(each.modules)}"
-        for each, count in zip(optimizers, held, strict=True)
-    )
-    return f"The run has {len(optimizers)} optimizers: {told}."
 
 
 def _ends(window: ScaleWindow) -> str:
@@ -60,8 +47,3 @@ def _basis(window: ScaleWindow) -> str:
     if window.unmeasured:
         sentences.append(f"Not measured: the gradients of {numbers.count(window.unmeasured, 'parameter')}.")
     return " ".join(sentences)
-
-
-def _listed(modules: Sequence[str]) -> str:
-    more = f" and {len(modules) - _NAMED} more" if len(modules) > _NAMED else ""
-    return f"{', '.join(short(each, _LONGEST) for each in modules[:_NAMED])}{more}"

@@ -269,10 +269,10 @@ class _Comparing:
 
     def _changed_before(self, differences: tuple[Difference, ...], parted: Divergence) -> str:
         """What of the program is another, as far as the step parts elsewhere: it comes first."""
-        first = differences[0]
-        here = (first.op, first.module) == (parted.op, parted.module)
-        tells = first.kind in _OF_PROGRAM and first.step == parted.step and parted.op and not here
-        return f"{first.text} " if tells else ""
+        first = next(iter(differences), None)
+        if first is None or first.kind not in _OF_PROGRAM or first.step != parted.step or not parted.op:
+            return ""
+        return f"{first.text} " if (first.op, first.module) != (parted.op, parted.module) else ""
 
     def _judged_apart(self) -> bool:
         return self.diagnoses is not None and self.diagnoses[0].verdict is not self.diagnoses[1].verdict
