@@ -35,7 +35,6 @@ class StepPair:
     other_writers: list[list[int]]
     error: FloatArray  #: how far results are apart, as a share of their magnitude; NaN where that is not known
     cancelled: list[list[float]]  #: of each operand, how much smaller than its terms the sum is that it is; else 1
-    other_cancelled: list[list[float]]
     same_bits: BoolArray  #: the same in all that was measured of both; False without a counterpart
     given_apart: BoolArray  #: of what came in and of random numbers: the checksums differ
 
@@ -79,21 +78,18 @@ def pair_of(one: Recording, other: Recording) -> StepPair:
         writers=writers,
         other_writers=other_writers,
         error=error,
-        cancelled=_by_operand(one, np.arange(len(one)), one, cancelled),
-        other_cancelled=_by_operand(other, pairs.mine, one, cancelled),
+        cancelled=_by_operand(one, cancelled),
         same_bits=same,
         given_apart=given,
     )
 
 
-def _by_operand(seen: Recording, mine: IntArray, one: Recording, values: FloatArray) -> list[list[float]]:
-    """The value of each operand's row in ``one``; 1 where it has none. ``mine`` says which op of one each op is."""
-    if not len(seen.edges) or not len(one):
-        return [[] for _ in range(len(seen))]
-    writer = mine[np.searchsorted(seen.seq, seen.edges.ints("from_seq"))]
-    row = one.first_output[writer] + seen.edges.ints("from_out")
-    known = (writer >= 0) & (row < one.first_output[writer + 1])
-    found = np.where(known, values[np.where(known, row, 0)], 1.0).tolist()
+def _by_operand(seen: Recording, values: FloatArray) -> list[list[float]]:
+    """Of each op the values of the rows that its operands are, by argument; 1 where a row is missing."""
+    writer = np.searchsorted(seen.seq, seen.edges.ints("from_seq"))
+    row = seen.first_output[writer] + seen.edges.ints("from_out")
+    known = row < seen.first_output[writer + 1]
+    found = np.append(values, 1.0)[np.where(known, row, -1)].tolist()
     return [found[start:stop] for start, stop in pairwise(seen.first_edge.tolist())]
 
 

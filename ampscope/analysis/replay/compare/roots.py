@@ -125,8 +125,7 @@ class _Walk:
             there = self._waiting.popleft()[1]
             site, writers = self.pair.other.site_of(there), self.pair.other_writers[there]
             operands = [(self.mine[each], each) for each in writers]
-            inherited = self._inherited(self.spread, operands, self.pair.other_cancelled[there])
-            self._other_spread[there] = inherited + rounding(site, site) ** 2
+            self._other_spread[there] = self._inherited(self.spread, operands) + rounding(site, site) ** 2
 
     def _spreads(self, here: int, operands: list[tuple[int, int]], local: float) -> None:
         """Notes how far an op's result may be apart: by its own rounding, and by that of its operands."""
