@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, repeat
 
 from ampscope.analysis.replay.compare.changed_sites import Change, Kinds
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair
@@ -139,7 +139,7 @@ class _Walk:
 
         What rounding has left of a sum that cancelled is all there is of it: as much as its terms were larger.
         """
-        known = zip_longest(operands, cancelled, fillvalue=1.0)
+        known = zip(operands, chain(cancelled, repeat(1.0)), strict=False)
         mine = (spread[each] * more**2 for (each, _), more in known if each >= 0 and not self.clean[each])
         theirs = (self._other_spread.get(each, 0.0) for _, each in operands if each >= 0)
         return max((*mine, *theirs), default=0.0)
