@@ -169,9 +169,49 @@ def _cures(entry: CauseEntry, recorded: str) -> list[str]:
     op = re.search(r"^ +(aten\.\S+)", recorded, re.MULTILINE)
     remedies = _advice(entry, Occurrence(op=op[1] if op else ""))
     if not remedies:
-        told = "one line in the terminal says so at once"
-        if entry.cause is Cause.MISUSE_SCHEDULER_ORDER:
-            told = "whether it matters the diagnosis tells"
+        told = (
+            "Nothing has to be changed." if entry.severity is Severity.INFO else "What helps depends on what was seen."
+        )
+        return [f"## What cures it\n\n{told}"]
+    listed = "\n".join(_remedy(number, remedy) for number, remedy in enumerate(remedies, start=1))
+    return [f"## What cures it\n\n{listed}".rstrip()]
+
+
+def _advice(entry: CauseEntry, of_sample: Occurrence) -> list[Remedy]:
+    """What cures a cause in whichever way it shows, each once."""
+    seen = (of_sample if each is _SAMPLE else each for each in _ALSO_SEEN.get(entry.cause, (_SAMPLE,)))
+    fixes = (FORMS[form].fix for form in _ALSO_DONE.get(entry.cause, ()))
+    told = [*(remedy for each in seen for remedy in entry.advice(each)), *filter(None, fixes)]
+    return list({remedy.text: remedy for remedy in told}.values())
+
+
+def _remedy(number: int, remedy: Remedy) -> str:
+    text = f"{number}. {remedy.text}\n"
+    if not remedy.code:
+        return text
+    code = "\n".join(f"    {line}".rstrip() for line in remedy.code.splitlines())
+    return (
+        f"{text}\n    <!-- not run: a line to adapt, whose names are the reader's -->\n    ```python\n{code}\n    ```\n"
+    )
+
+
+def _sample(family: Family, cause: Cause) -> list[str]:
+    if cause in NO_SAMPLE:
+        return [f"## A sample\n\n{NO_SAMPLE[cause]}"]
+    sample = path_of(family, cause).with_suffix(".py")
+    code = (HERE / "samples" / sample).read_text("utf-8")
+    torchrun = re.match(r"# (torchrun .*)\n", code)
+    start = torchrun[1] if torchrun else f"python {sample.name}"
+    return [
+        f"## A sample\n\nSave it as `{sample.name}`; `{start}`, then `ampscope diagnose`.",
+        f"<!-- sample: {sample.as_posix()} -->\n```python\n{code}```",
+    ]
+
+
+def _recognised(entry: CauseEntry) -> str:
+    if entry.recognised_in == "capture":
+        waits = entry.cause is Cause.MISUSE_SCHEDULER_ORDER
+        told = "its diagnosis says how much it matters" if waits else "one line in the terminal says so at once"
         seen = f"By what the loop calls, and when, while it runs; {told}."
     elif entry.rules:
         phases = {rule.phase for rule in entry.rules}
