@@ -14,7 +14,6 @@ from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.program_lines import program_of
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.results import Finding, SourceLine
-from ampscope.analysis.scale.health import HEAVY_SHARE, PROBING_SHARE
 from ampscope.analysis.tables.lazy_tables import collect, rank_table
 from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.usage.mistakes import explained, fixes, happens_once
@@ -29,6 +28,8 @@ from ampscope.trace.vocabulary import Cause, MistakeForm, Severity
 _ROOTS = frozenset({Cause.MISUSE_AUTOCAST_SPANS_STEP})
 #: Skipped steps with which a run begins that say nothing of its schedule: from 2**16, a scaler's own start, to 2**11.
 _USUAL_CALIBRATION = 5
+#: Shares of all steps by which a schedule is ahead: from the first on it is a warning, from the second on a problem.
+_MATTERS, _HEAVY = 0.1, 0.4
 
 
 def findings(
@@ -151,9 +152,9 @@ def _cost(for_nothing: Sequence[int], history: History) -> Severity:
     share = len(for_nothing) / history.step.size
     until = history.skipped[history.step <= max(for_nothing, default=-1)]
     calibrates = until.size <= _USUAL_CALIBRATION and bool(until.all())
-    if share < PROBING_SHARE or calibrates:
+    if share < _MATTERS or calibrates:
         return Severity.INFO
-    return Severity.ERROR if share >= HEAVY_SHARE else Severity.WARNING
+    return Severity.ERROR if share >= _HEAVY else Severity.WARNING
 
 
 def _started_afresh(resumed: ResumedScaler) -> Finding:

@@ -55,8 +55,7 @@ def train(folder: Path, plan: Plan) -> Path:
     torch.manual_seed(0)
     model = Model(plan)
     with torch.no_grad():
-        assert model.query.bias is not None
-        model.query.bias += plan.bias
+        model.query.bias.add_(plan.bias)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with ampscope.watch(model, dir=folder, every=1, quiet=True, overhead=1.0):
         for _ in range(2):
