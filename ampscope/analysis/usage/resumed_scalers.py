@@ -74,8 +74,8 @@ def loop_steps(scalers: Sequence[ResumedScaler]) -> Callable[[int], int | None]:
         return step - shift if shift is not None else None
 
     for start in starts:
-        of_loop = in_loop(known[start]) if start in known else None
-        ahead[start] = start - of_loop if of_loop is not None else None
+        latest = in_loop(known[start] - 1) if start in known else None  # that the checkpoint knows
+        ahead[start] = start - latest - 1 if latest is not None else None
     return lambda step: own if (own := in_loop(step)) != step else None
 
 

@@ -240,6 +240,30 @@ def test_a_scaler_restored_from_an_earlier_checkpoint_goes_on(run_folder: Path, 
 
 
 @pytest.mark.parametrize(
+    ("checkpoints", "expected"),
+    [((8, 16), None), ((4, 12), 8), ((4, 7), 7), ((8, 5), 5), ((None, 12), None)],
+    ids=["at the ends", "in each part", "twice in the first", "at the end of the first", "one is not known"],
+)
+def test_the_loop_counts_on_from_the_checkpoint_of_a_resumed_run(
+    run_folder: Path, checkpoints: tuple[int | None, int], expected: int | None
+) -> None:
+    """Three parts of eight steps, the last two from the checkpoints that were made before these steps of the run."""
+    for part, begins in enumerate((None, *checkpoints)):
+        trace = TraceBuilder(run_folder)
+        scaler = {"scaler": part, "time": START + 1000 * part}
+        trace.scaler_event(ScalerAction.INIT, step=8 * part, scale_after=64.0, growth_tracker=begins or 99, **scaler)
+        for step in range(8 * part, 8 * part + 8):
+            trace.step(step=step)
+            saved = json.dumps({"scale": 64.0, "_growth_tracker": step + 1})
+            trace.scaler_event(ScalerAction.STATE_SAVED, step=step + 1, scale_after=64.0, detail=saved, scaler=part)
+        if part == 2:
+            trace.finding(Cause.MISUSE_CLIP_BEFORE_UNSCALE, step=16, segment=2)
+        folder = trace.close()
+    (finding,) = diagnose(folder).findings
+    assert finding.loop_step == expected
+
+
+@pytest.mark.parametrize(
     "init",
     [
         (65536.0, 0),  # a state that the run never had
