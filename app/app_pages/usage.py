@@ -9,6 +9,7 @@ from ampscope.analysis.usage.usage_checks import Check, usage_checks
 from ampscope.report.html.parts.checks import checks_html
 from ampscope.report.html.source import listing
 from ampscope.report.numbers import count
+from ampscope.trace.vocabulary import Severity
 from blocks.basics.page_links import link_row, rank_of, to_incident, to_scale
 from blocks.basics.text import good, heading, paragraph, title
 from blocks.verdict.diagnosis_card import item_card
@@ -28,7 +29,7 @@ def usage_page() -> None:
         paragraph("No optimizer step has been recorded yet, so there is no loop to judge.")
         return
     checks = usage_checks(diagnosis)
-    summary(len(findings), checks)
+    summary(sum(each.found for each in checks), checks)
     for name, finding in findings.items():
         mistake(run, name, finding)
     heading("What was checked")
@@ -41,7 +42,7 @@ def summary(found: int, checks: tuple[Check, ...]) -> None:
     if found:
         paragraph(f"{count(found, 'mistake').capitalize()} in how the loop uses autocast and the scaler.")
     else:
-        checked = count(sum(check.applies for check in checks), "check")
+        checked = count(sum(check.passed for check in checks), "check")
         good("Nothing wrong", f"{checked} of the loop found no mistake.")
 
 
@@ -50,7 +51,7 @@ def mistake(run: RunSnapshot, name: str, finding: Finding) -> None:
     item_card(finding)
     closeup = closeup_of(run, name)
     if finding.source is not None and len(closeup.lines) > 1:
-        st.html(listing(closeup.lines, finding.source))
+        st.html(listing(closeup.lines, finding.source, calm=finding.severity is Severity.INFO))
     remedy_list(finding)
     with link_row():
         to_incident(name, "This mistake alone", rank=rank_of(finding))

@@ -210,7 +210,9 @@ def _sample(family: Family, cause: Cause) -> list[str]:
 
 def _recognised(entry: CauseEntry) -> str:
     if entry.recognised_in == "capture":
-        seen = "By what the loop calls, and when, while it runs; one line in the terminal says so at once."
+        waits = entry.cause is Cause.MISUSE_SCHEDULER_ORDER
+        told = "its diagnosis says how much it matters" if waits else "one line in the terminal says so at once"
+        seen = f"By what the loop calls, and when, while it runs; {told}."
     elif entry.rules:
         phases = {rule.phase for rule in entry.rules}
         only = ", in backward" if phases == {Phase.BACKWARD} else ""

@@ -30,6 +30,7 @@ from ampscope.analysis.tables.recorded import only_recorded
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.analysis.usage.consequences import of_mistakes
 from ampscope.analysis.usage.findings import findings
+from ampscope.analysis.usage.resumed_scalers import loop_steps, resumed_scalers
 from ampscope.trace.read.engines.choice import Chosen
 from ampscope.trace.read.find import told_name
 from ampscope.trace.read.run import Run, open_run
@@ -86,15 +87,24 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
     harmless = harmless_values(run, sites, failures) if whole else []
     incidents = [*failures, *harmless, *outliers, *ahead, *apart_replicas(run)]
     scale = healths(run, sampled, history)
-    incidents = [replace(each, world=world.size) for each in [*incidents, *scale_incidents(scale, incidents, history)]]
-    mistakes = tuple(replace(each, world=world.size) for each in findings(run, sampled, history))
+    resumed = list(resumed_scalers(run, sampled))
+    of_loop = loop_steps(resumed if len(history) == 1 else ())  # optimizers count their steps apart
+    incidents = [
+        replace(each, world=world.size, loop_step=of_loop(each.step))
+        for each in [*incidents, *scale_incidents(scale, incidents, history)]
+    ]
+    mistakes = tuple(
+        replace(each, world=world.size, loop_step=of_loop(each.step))
+        for each in findings(run, sampled, history, resumed)
+    )
     incidents = sorted(of_mistakes(incidents, mistakes), key=lambda each: (each.step, each.rank))
     primary = _primary(incidents, mistakes)
     if whole and isinstance(primary, Incident):
         told = replace(primary, last_good=last_good(run, primary))
         incidents = [told if each is primary else each for each in incidents]
         primary = told
-    info = run_info(run, world, history)
+    newest = max((int(each.step[-1]) for each in history.values() if each.step.size), default=0)
+    info = replace(run_info(run, world, history), loop_step=of_loop(newest))
     cures = cures_made(run, sampled)
     unseen = "" if primary else unobserved(run, sampled, info.steps)
     return Diagnosis(
@@ -115,7 +125,13 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
 def _verdict(primary: Incident | Finding | None, unseen: str) -> Verdict:
     if primary is None:
         return Verdict.NOT_OBSERVED if unseen else Verdict.HEALTHY
-    return Verdict.AT_RISK if primary.cause.is_ahead else Verdict.PROBLEM
+    return Verdict.AT_RISK if _is_risk(primary) else Verdict.PROBLEM
+
+
+def _is_risk(entry: Incident | Finding) -> bool:
+    """Whether nothing is broken by it: a value that is about to overflow, a schedule that is some steps ahead."""
+    ahead = entry.cause is Cause.MISUSE_SCHEDULER_ORDER and entry.severity is Severity.WARNING
+    return entry.cause.is_ahead or ahead
 
 
 def run_info(run: Run, world: World, history: Mapping[int, History]) -> RunInfo:
@@ -161,9 +177,9 @@ def _primary(incidents: Sequence[Incident], mistakes: Sequence[Finding]) -> Inci
 
 
 def _due(entry: Incident | Finding) -> tuple[bool, int]:
-    """Whether it is still to come, and when it was, or is to be expected."""
+    """Whether it is a risk alone, and when it was, or is to be expected."""
     expected = entry.forecast_step if isinstance(entry, Incident) else None
-    return entry.cause.is_ahead, entry.step if expected is None else expected
+    return _is_risk(entry), entry.step if expected is None else expected
 
 
 def _made_in_forward(incident: Incident) -> bool:

@@ -74,6 +74,7 @@ class RunInfo:
     versions: dict[str, str] = field(default_factory=dict)
     world: int = 1  #: how many ranks train together
     missing: tuple[int, ...] = ()  #: ranks of which nothing is in the trace
+    loop_step: int | None = None  #: the newest step by the loop's own count, where a checkpoint tells another than ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

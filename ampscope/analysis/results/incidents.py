@@ -107,6 +107,7 @@ class Incident(NotebookRepr):
     forecast_high: int | None = None  #: nor after it
     lasting: bool = False  #: a jump of the gradient norm from ``step`` on, which has not come back up to ``last_step``
     last_good: LastGood | None = None  #: of what a run is told first for, and where steps were looked at one by one
+    loop_step: int | None = None  #: ``step`` by the loop's own count, where its checkpoint tells another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,3 +128,4 @@ class Finding(NotebookRepr):
     rank: int = 0  #: the rank whose loop was seen to make it
     also_on: tuple[int, ...] = ()  #: further ranks whose loops make it, too
     world: int = 1  #: how many ranks train together
+    loop_step: int | None = None  #: as for an `Incident`

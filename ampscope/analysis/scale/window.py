@@ -61,6 +61,19 @@ class ScaleLoss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerPart:
+    """What one of several optimizers steps."""
+
+    optimizer: int
+    parameters: tuple[str, ...]  #: names of those whose gradients were recorded
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The outermost modules that hold them."""
+        return tuple(dict.fromkeys(name.partition(".")[0] for name in self.parameters))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleWindow:
     """The scales at which all gradients fit float16, and what is lost at others."""
 
@@ -75,6 +88,8 @@ class ScaleWindow:
     exact: bool = False  #: of all
     parameters: tuple[GradientWindow, ...] = ()
     at_scale: tuple[ScaleLoss, ...] = ()  #: at powers of two; empty where nothing was counted
+    optimizer: int | None = None  #: whose steps these are; null for those of all
+    optimizers: tuple[OptimizerPart, ...] = ()  #: of the run; empty where it has one
 
 
 def scale_window(run: Run, rank: int, optimizer: int | None = None, *, at: float | None = None) -> ScaleWindow:
@@ -95,11 +110,28 @@ def scale_window(run: Run, rank: int, optimizer: int | None = None, *, at: float
     nodes = {number: site for number, site in sites.items() if site.op == Node.GRADIENT}
     halves = _through_half(nodes.values(), sites.values())
     measured = measured_rows(run, rank, _wide_first(counted(run, rank, done, NEWEST, nodes))[-NEWEST:], sites=nodes)
-    trained = sum(row.requires_grad and row.kind == Node.PARAMETER for row in run.rows(Table.PARAMS, rank=rank))
+    parts = _optimizers(run, rank)
+    others = {name for part in parts if optimizer not in (None, part.optimizer) for name in part.parameters}
+    params = [row for row in run.rows(Table.PARAMS, rank=rank) if row.name not in others]
+    trained = sum(row.requires_grad and row.kind == Node.PARAMETER for row in params)
     found = _Gradients(measured, halves).window(at) if measured.rows else ScaleWindow()
     highs = [(one.high, one.parameter) for one in found.parameters if one.high is not None and one.passes_half]
     high, name = min((*highs, *_tops(run, rank, done, sites)), default=(None, ""))
-    return replace(found, high=high, limited_by=name, unmeasured=max(0, trained - len(found.parameters)))
+    found = replace(found, high=high, limited_by=name, unmeasured=max(0, trained - len(found.parameters)))
+    return replace(found, optimizer=optimizer if parts else None, optimizers=parts)
+
+
+def _optimizers(run: Run, rank: int) -> tuple[OptimizerPart, ...]:
+    """What each of several optimizers steps; empty where there is one."""
+    names = {row.param: row.name for row in run.rows(Table.PARAMS, rank=rank)}
+    held: dict[int, list[str]] = {}
+    pairs = collect_groups(
+        rank_table(run, Table.GRADS, rank), "optimizer, param", "optimizer, param", order="optimizer, param"
+    )
+    for optimizer, param in pairs:
+        held.setdefault(optimizer, []).append(names.get(param, ""))
+    parts = (OptimizerPart(optimizer=number, parameters=tuple(own)) for number, own in held.items())
+    return tuple(parts) if len(held) > 1 else ()
 
 
 def _wide_first(done: Sequence[Execution]) -> list[Execution]:

@@ -18,29 +18,41 @@ from ampscope.analysis.tables.lazy_tables import collect, rank_table
 from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.usage.mistakes import explained, fixes, happens_once
 from ampscope.analysis.usage.rate_moves import moved_after_skips
-from ampscope.analysis.usage.resumed_scalers import not_restored
+from ampscope.analysis.usage.resumed_scalers import ResumedScaler, steps_made
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import FindingRow, Phase, ScalerEventRow, SiteRow, Source, Table, execution_of, said
-from ampscope.trace.vocabulary import Cause, MistakeForm
+from ampscope.trace.schema import FindingRow, Phase, SiteRow, Source, Table, execution_of, said
+from ampscope.trace.vocabulary import Cause, MistakeForm, Severity
 
 #: Mistakes that bring others with them: shown first.
 _ROOTS = frozenset({Cause.MISUSE_AUTOCAST_SPANS_STEP})
+#: Skipped steps with which a run begins that say nothing of its schedule: from 2**16, a scaler's own start, to 2**11.
+_USUAL_CALIBRATION = 5
+#: Shares of all steps by which a schedule is ahead: from the first on it is a warning, from the second on a problem.
+_MATTERS, _HEAVY = 0.1, 0.4
 
 
-def findings(run: Run, rank: int, history: Mapping[int, History]) -> tuple[Finding, ...]:
+def findings(
+    run: Run, rank: int, history: Mapping[int, History], resumed: Sequence[ResumedScaler]
+) -> tuple[Finding, ...]:
     """Every usage mistake of the run, the first first; what several ranks do is one mistake.
 
     Args:
         run: The run.
         rank: One of its ranks, whose history tells of mistakes that capture did not see.
         history: The steps of that rank, by optimizer.
+        resumed: Its scalers that took over in a resumed run.
     """
     writers = [each for each in run.ranks if run.stamp(Table.FINDINGS, rank=each)]
     taken_down = [(each, row) for each in writers for row in run.rows(Table.FINDINGS, rank=each)]
     rows = [(by, row) for by, row in taken_down if _costs_steps(row, history)]
-    forgotten = {start.segment: _started_afresh(start, last) for start, last in not_restored(run, rank)}
-    rows = [(by, row) for by, row in rows if row.cause != _FORGOTTEN or row.segment not in forgotten]
+    forgotten = {each.start.segment: _started_afresh(each) for each in resumed if not each.goes_on}
+    known = {each.start.segment for each in resumed}  # better than by whether the optimizer had a past
+    rows = [
+        (by, row)
+        for by, row in rows
+        if row.cause != _FORGOTTEN or row.segment not in (known if steps_made(row) else forgotten)
+    ]
     recorded = [replace(_with_count(_recorded(row), run, rank, history), rank=by) for by, row in rows]
     by_history = [replace(each, rank=rank) for each in (*forgotten.values(), *_recomputed_otherwise(run, rank))]
     found = _with_weights(_joined_by_rank([*recorded, *by_history]), run)
@@ -122,26 +134,33 @@ def _costs_steps(row: FindingRow, history: Mapping[int, History]) -> bool:
 
 
 def _with_count(finding: Finding, run: Run, rank: int, history: Mapping[int, History]) -> Finding:
-    """A scheduler's mistake with the number of steps on which a learning rate moved for nothing."""
+    """A scheduler's mistake with the number of steps on which a learning rate moved for nothing, and its cost."""
     if finding.cause is not Cause.MISUSE_SCHEDULER_ORDER:
         return finding
-    moved = (step for each in history.values() for step in moved_after_skips(run, rank, each))
-    for_nothing = [step for step in moved if step >= finding.step]
-    if not for_nothing:
-        return finding
-    return replace(
-        finding,
-        last_step=max(for_nothing),
-        count=len(for_nothing),
-        counted=True,
-        explanation=explained(finding.cause, None, LearningRateMoved(steps=len(for_nothing))),
-    )
+    moved = ((each, list(moved_after_skips(run, rank, each))) for each in history.values() if each.step.size)
+    since = [(each, [step for step in steps if step >= finding.step]) for each, steps in moved]
+    worst, steps = max(since, key=lambda each: len(each[1]) / each[0].step.size, default=(None, []))
+    severity = _cost(steps, worst) if worst is not None else Severity.INFO
+    of = worst.step.size if worst is not None else 0
+    reason = LearningRateMoved(steps=len(steps), of=of, matters=severity is not Severity.INFO)
+    told = replace(finding, severity=severity, explanation=explained(finding.cause, None, reason))
+    return replace(told, last_step=max(steps), count=len(steps), counted=True) if steps else told
 
 
-def _started_afresh(start: ScalerEventRow, last: float) -> Finding:
-    return _finding(
-        _FORGOTTEN, start.step, source_line(start), reason=ScaleForgotten(was=last, starts=start.scale_after)
-    )
+def _cost(for_nothing: Sequence[int], history: History) -> Severity:
+    """How much it matters that a learning rate moved after skipped steps: a scale that finds its place costs a few."""
+    share = len(for_nothing) / history.step.size
+    until = history.skipped[history.step <= max(for_nothing, default=-1)]
+    calibrates = until.size <= _USUAL_CALIBRATION and bool(until.all())
+    if share < _MATTERS or calibrates:
+        return Severity.INFO
+    return Severity.ERROR if share >= _HEAVY else Severity.WARNING
+
+
+def _started_afresh(resumed: ResumedScaler) -> Finding:
+    start = resumed.start
+    reason = ScaleForgotten(was=resumed.last or 0.0, starts=start.scale_after)
+    return _finding(_FORGOTTEN, start.step, source_line(start), reason=reason)
 
 
 def _recomputed_otherwise(run: Run, rank: int) -> list[Finding]:

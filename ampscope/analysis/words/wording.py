@@ -71,8 +71,9 @@ def steps_in_words(item: Incident | Finding) -> str:
 
 
 def when_in_words(item: Incident | Finding) -> str:
-    """`steps_in_words`, and on which rank where there are several: ``step 3 on rank 1 of 2``."""
-    return " ".join(filter(None, (steps_in_words(item), where_ranked(item))))
+    """`steps_in_words`, and on which rank where there are several: ``step 3 on rank 1 of 2, the loop's step 1``."""
+    of_loop = f", the loop's step {item.loop_step:,}" if item.loop_step is not None else ""
+    return " ".join(filter(None, (steps_in_words(item), where_ranked(item)))) + of_loop
 
 
 def op_in_words(op: str) -> str:

@@ -145,7 +145,8 @@ class Terminal:
 
     def mistake(self, cause: Cause, step: int, place: Place, evidence: dict[str, Any]) -> None:
         """Tells of a usage mistake, the first of its kind."""
-        if cause in self._mistakes or "optimizer_steps" in evidence:  # whether that did harm, later steps tell
+        waits = cause is Cause.MISUSE_SCHEDULER_ORDER or "optimizer_steps" in evidence
+        if cause in self._mistakes or waits:  # whether that did harm, later steps tell
             return
         self._mistakes.add(cause)
         where = f" at {place.file}:{place.line}" if place.file else ""

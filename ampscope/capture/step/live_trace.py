@@ -127,6 +127,7 @@ class LiveTrace(StepObserver):
     def backward_began(self, backward: BackwardCall) -> None:
         """Goes on through the backward, unless being watched would change its bits."""
         if self._tracer is not None:
+            self._sampled.backward_begins()
             self._tracer.functions.creates_graph = creates_graph(backward.args, backward.kwargs)
             self._tracer.places.marked.read(backward_roots(backward.args, backward.kwargs))
             if self._tracer.backward_varies:  # the real step's bits come first: only its forward is traced

@@ -47,9 +47,10 @@ class ScalerHistory(StepObserver):
     def scaler_joined(self, joined: JoinedScaler) -> None:
         """The first event: how the scaler was made, and where it stands."""
         initial = torch_private.scaler_initial(joined.scaler) | {"enabled": joined.scaler.is_enabled()}
-        scale = torch_private.scaler_tensors(joined.scaler)[0]
+        scale, count = torch_private.scaler_tensors(joined.scaler)
         now = float(scale) if scale is not None else initial["init_scale"]
-        self._event(joined, ScalerAction.INIT, after=now, detail=initial)
+        tracker = int(count) if count is not None else torch_private.scaler_first_tracker(joined.scaler)
+        self._event(joined, ScalerAction.INIT, after=now, tracker=tracker, detail=initial)
 
     def scaler_call_began(self, call: ScalerCall) -> None:
         """Copies the scaler's tensors before a call that reads or writes them."""

@@ -284,9 +284,14 @@ def scaler_initial(scaler: Any) -> dict[str, Any]:
     return {name: getattr(scaler, f"_{name}", None) for name in names}
 
 
+def scaler_first_tracker(scaler: Any) -> int:
+    """The count of good steps with which a ``GradScaler`` begins to scale: not 0 where a saved state gave another."""
+    return int(getattr(scaler, "_init_growth_tracker", 0))
+
+
 def scaler_is_fresh(scaler: Any) -> bool:
     """Whether a ``GradScaler`` has neither scaled a loss nor, as far as can be told, been given a saved state."""
-    return scaler_tensors(scaler)[0] is None and not getattr(scaler, "_init_growth_tracker", 0)
+    return scaler_tensors(scaler)[0] is None and not scaler_first_tracker(scaler)
 
 
 def scaler_found_inf(scaler: Any, optimizer: Any) -> list[Tensor]:

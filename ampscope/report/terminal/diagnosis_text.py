@@ -44,6 +44,7 @@ def run_facts(run: RunInfo) -> str:
     model = f"{run.model} with {numbers.count(run.parameters, 'parameter')}" if run.model else "no model"
     extent = f"{numbers.count(run.steps, 'step')}, {run.skipped:,} skipped"
     resumed = f", resumed {numbers.count(run.segments - 1, 'time')}" if run.segments > 1 else ""
+    resumed += f", its newest step is the loop's {run.loop_step:,}" if run.loop_step is not None else ""
     ranks = f", {run.world:,} ranks" if run.world > 1 else ""
     missing = f" (nothing of {ranks_in_words(run.missing)})" if run.missing else ""
     device = run.device or "an unknown device"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from ampscope.analysis.precision.plan.formats import MX, NAMES, SCALED
 from ampscope.analysis.precision.plan.modules import FormatLoss, ModulePlan
 from ampscope.analysis.precision.plan.plan import Plan
+from ampscope.analysis.scale.window import OptimizerPart
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import short
@@ -83,6 +84,8 @@ def notes(plan: Plan, name: str | None = None) -> Iterator[str]:
     shown = NAMES if name is None else (name,)
     if "float16" in shown and plan.gradient_scale is not None:
         yield f"float16 is judged at a loss scale of {in_words(plan.gradient_scale)}; {_window(*plan.scale_window)}."
+        if plan.optimizers:
+            yield several(plan.optimizers)
     if any(each in SCALED for each in shown) and plan.delayed_share is not None:
         share = numbers.share(plan.delayed_share)
         yield f"In fp8 each tensor is scaled by its largest value of steps before, where they were recorded ({share});"
@@ -93,6 +96,16 @@ def notes(plan: Plan, name: str | None = None) -> Iterator[str]:
         tensors = f" of {numbers.share(counted)} of the tensors; of others it is an estimate, for values in no order."
         yield "in sampled steps" + (tensors if counted < 1.0 else ".")
         yield "The largest of a block may overflow by design, and lose an eighth."
+
+
+def several(optimizers: Sequence[OptimizerPart]) -> str:
+    """The optimizers of a run that has several, and what each of them steps, in a sentence."""
+    told = [
+        f"optimizer {each.optimizer} steps {numbers.count(len(each.parameters), 'parameter')} of "
+        f"{listed(list(map(module_words, each.modules)))}"
+        for each in optimizers
+    ]
+    return f"The run has {len(optimizers)} optimizers: {', '.join(told)}."
 
 
 def _window(low: float | None, high: float | None) -> str:

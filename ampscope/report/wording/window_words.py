@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from ampscope.analysis.scale.window import ScaleWindow
 from ampscope.analysis.words.scale_words import in_words
 from ampscope.report import numbers
+from ampscope.report.wording.plan_words import several
 
 
 def sentences(window: ScaleWindow) -> Iterator[str]:
     """The scales at which all gradients together fit, and what that was counted in."""
+    if window.optimizers:
+        of = f" This is of optimizer {window.optimizer}." if window.optimizer is not None else ""
+        yield f"{several(window.optimizers)}{of}"
     if window.low is None and window.high is None:
         yield f"Not known: {_unknown(window)}"
         return

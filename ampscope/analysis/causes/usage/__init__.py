@@ -54,16 +54,15 @@ def _half_parameters(occurrence: Occurrence) -> str:
 
 def _schedule_runs_ahead(occurrence: Occurrence) -> str:
     reason = occurrence.reason
+    moved, ahead = "The scheduler stepped", "the schedule advances without training."
     if isinstance(reason, LearningRateMoved):
-        times = "once" if reason.steps == 1 else f"{reason.steps} times"
-        return (
-            f"The learning rate moved on {times} although the optimizer step before had been skipped: the schedule "
-            "advances without training."
-        )
-    return (
-        "The scheduler stepped although the optimizer step before had been skipped: the schedule advances without "
-        "training."
-    )
+        if not reason.steps:
+            ahead = "the schedule is ahead of the training, which has not moved a recorded learning rate."
+        else:
+            moved = f"The learning rate moved on {'once' if reason.steps == 1 else f'{reason.steps:,} times'}"
+            few = "" if reason.matters else ", too few to matter"
+            ahead = f"the schedule is {reason.steps:,} of {reason.of:,} steps ahead of the training{few}."
+    return f"{moved} although the optimizer step before had been skipped: {ahead}"
 
 
 def _scaler_starts_afresh(occurrence: Occurrence) -> str:

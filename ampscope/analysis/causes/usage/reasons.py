@@ -18,7 +18,9 @@ class HalfState(Reason):
 class LearningRateMoved(Reason):
     """The learning rate moved on after skipped steps."""
 
-    steps: int  #: how many
+    steps: int  #: how many; 0: none that shows in the rates
+    of: int  #: attempts
+    matters: bool  #: whether they are more than a few of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from ampscope.analysis.precision.plan.members import members
 from ampscope.analysis.precision.plan.modules import InFormat, ModulePlan, module_plans
 from ampscope.analysis.precision.plan.scales import amax_before
 from ampscope.analysis.scale.scale_history import scale_history
-from ampscope.analysis.scale.window import scale_window
+from ampscope.analysis.scale.window import OptimizerPart, scale_window
 from ampscope.analysis.tables.exponent_rows import NEWEST, Measured, counted, executions, measured_rows
 from ampscope.analysis.tables.step_history import histories
 from ampscope.notebook_repr import NotebookRepr
@@ -44,6 +44,7 @@ class Plan(NotebookRepr):
     steps: tuple[MeasuredStep, ...] = ()
     modules: tuple[ModulePlan, ...] = ()  #: in the order in which they ran
     scale_window: tuple[float | None, float | None] = (None, None)  #: loss scales at which gradients fit float16
+    optimizers: tuple[OptimizerPart, ...] = ()  #: of the run; empty where it has one
     gradient_scale: float | None = None  #: the loss scale that float16 is judged at
     delayed_share: float | None = None  #: of the tensors, those whose fp8 scale is by steps before; of others their own
     counted_share: float | None = None  #: of the tensors, those whose MX blocks were counted; of others an estimate
@@ -79,6 +80,7 @@ def plan(run: Run, *, rank: int | None = None) -> Plan:
         steps=tuple(MeasuredStep(step=step, source=source) for step, source in used),
         modules=modules,
         scale_window=(window.low, window.high),
+        optimizers=window.optimizers,
         gradient_scale=scale,
         delayed_share=float(known.mean()),
         counted_share=float(measured.has_blocks.mean()),

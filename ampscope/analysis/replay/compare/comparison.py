@@ -48,6 +48,8 @@ _MOST_STEPS = 4
 _AROUND = frozenset({Kind.ENVIRONMENT, Kind.LINE})
 #: Kinds that leave the steps that both made the same.
 _BESIDE = _AROUND | {Kind.RENAMED, Kind.VERDICT, Kind.STEPS}
+#: Kinds that tell of another program.
+_OF_PROGRAM = frozenset({Kind.OP, Kind.MODULE, Kind.CAST, Kind.SCALAR, Kind.OPERANDS, Kind.DTYPE, Kind.SHAPE})
 _NOT_COMPARED = 43.0
 
 
@@ -255,7 +257,7 @@ class _Comparing:
             told = "; ".join(filter(None, (what, curves)))
             return f"{told[:1].upper()}{told[1:]}."
         if self.diverged is not None:
-            return parted_in_words(self.diverged)
+            return f"{self._changed_before(differences, self.diverged)}{parted_in_words(self.diverged)}"
         shared = counted(sum(len(each.steps) for each in self.curves.values()), "step")
         if all(each.kind in _BESIDE for each in differences):
             told = f"The same in the {shared} that both made"
@@ -264,6 +266,13 @@ class _Comparing:
         if self.diagnoses is not None and self._judged_apart():
             return f"{told}, but {verdicts_in_words(*self.diagnoses)}."
         return f"{told}; what differs all the same stands below."
+
+    def _changed_before(self, differences: tuple[Difference, ...], parted: Divergence) -> str:
+        """What of the program is another, as far as the step parts elsewhere: it comes first."""
+        first = next(iter(differences), None)
+        if first is None or first.kind not in _OF_PROGRAM or first.step != parted.step or not parted.op:
+            return ""
+        return f"{first.text} " if (first.op, first.module) != (parted.op, parted.module) else ""
 
     def _judged_apart(self) -> bool:
         return self.diagnoses is not None and self.diagnoses[0].verdict is not self.diagnoses[1].verdict

@@ -158,7 +158,7 @@ def _parting(pair: StepPair, walked: Walked) -> Root:
     roots = [each for each in walked.roots if each.there < 0 <= each.here and each.here == mine]
     roots += [each for each in walked.roots if each.here < 0 <= each.there and each.there == theirs]
     cause = walked.roots[walked.cause[here]] if walked.cause[here] >= 0 else None
-    if cause is not None and cause.kind is Kind.OP and all(each.kind is not Kind.SCALE for each in roots):
+    if cause is not None and cause.kind in (Kind.OP, Kind.CAST) and all(each.kind is not Kind.SCALE for each in roots):
         roots.append(cause)  # another program leads here, by ops that both have as well
     roots += [each for each in walked.roots if each.here == here]
     return min(roots, key=lambda each: each.order, default=Root(Kind.VALUE, here, there, here))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -15,6 +16,12 @@ from ampscope.analysis.replay.recording import Recording
 _ADDING = frozenset(
     {"add", "add_", "sub", "sub_", "rsub", "sum", "mean", "cumsum", "baddbmm", "native_layer_norm_backward"}
 )
+#: By which power of n the rounding of a sum's n terms grows: they are rounded each for itself.
+_GROWTH = {"add": 0.0, "add_": 0.0, "sub": 0.0, "sub_": 0.0, "rsub": 0.0, "sum": 0.5, "mean": -0.5}
+#: A convolution's bias: its gradient is this output, the sum of the first operand.
+_CONVOLUTION, _BIAS = "convolution_backward", 2
+#: A sum this much smaller than its terms has cancelled, as a random one does not; and what is believed of it at most.
+_CANCELLED, _MOST_CANCELLED = 8.0, 2.0**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,6 +34,7 @@ class StepPair:
     writers: list[list[int]]  #: of each op of `one` the positions of what wrote its operands
     other_writers: list[list[int]]
     error: FloatArray  #: how far results are apart, as a share of their magnitude; NaN where that is not known
+    cancelled: list[list[float]]  #: of each operand, how much smaller than its terms the sum is that it is; else 1
     same_bits: BoolArray  #: the same in all that was measured of both; False without a counterpart
     given_apart: BoolArray  #: of what came in and of random numbers: the checksums differ
 
@@ -61,6 +69,8 @@ def pair_of(one: Recording, other: Recording) -> StepPair:
     writers, other_writers = producers(one), producers(other)
     rows = _Rows(one, other, pairs)
     error, same, given = rows.compared(_operand_magnitudes(one, other, pairs))
+    cancelled = np.ones(len(one.outputs))
+    cancelled[rows.mine] = rows.cancelled
     return StepPair(
         one=one,
         other=other,
@@ -68,9 +78,19 @@ def pair_of(one: Recording, other: Recording) -> StepPair:
         writers=writers,
         other_writers=other_writers,
         error=error,
+        cancelled=_by_operand(one, cancelled),
         same_bits=same,
         given_apart=given,
     )
+
+
+def _by_operand(seen: Recording, values: FloatArray) -> list[list[float]]:
+    """Of each op the values of the rows that its operands are, by argument; 1 where a row is missing."""
+    writer = np.searchsorted(seen.seq, seen.edges.ints("from_seq"))
+    row = seen.first_output[writer] + seen.edges.ints("from_out")
+    known = row < seen.first_output[writer + 1]
+    found = np.append(values, 1.0)[np.where(known, row, -1)].tolist()
+    return [found[start:stop] for start, stop in pairwise(seen.first_edge.tolist())]
 
 
 def _extremes(seen: Recording, at: int) -> tuple[float, float]:
@@ -101,7 +121,8 @@ class _Rows:
         within = np.arange(len(self.owner)) - np.repeat(np.cumsum(outs) - outs, outs)
         self.mine = mine_first[self.owner] + within
         self.theirs = other_first[self.owner] + within
-        self.is_auxiliary = within > 0
+        self.out = within
+        self.cancelled = np.ones(len(self.owner))
 
     def compared(self, operands: FloatArray) -> tuple[FloatArray, BoolArray, BoolArray]:
         """Error, sameness and whether what was given differs, of each op of the one."""
@@ -120,8 +141,7 @@ class _Rows:
         error, same = np.full(len(self.owner), np.nan), np.ones(len(self.owner), np.bool_)
         low, high, most = (self._values(name) for name in ("min", "max", "max_finite"))
         scale = np.fmax(_magnitude(low), _magnitude(high))
-        within = operands[self.paired][self.owner]
-        scale = np.where(self.is_auxiliary | self._adding(), np.fmax(scale, within), scale)
+        scale = self._entered(scale, operands[self.paired][self.owner])
         for name, (mine, theirs) in (("min", low), ("max", high), ("max_finite", most)):
             known = self._known(name)
             apart = _apart(mine, theirs, scale)
@@ -132,10 +152,22 @@ class _Rows:
             same &= ~self._known(name) | (mine == theirs)
         return error, same
 
-    def _adding(self) -> BoolArray:
-        adds = np.array([_name(site.op) in _ADDING for site in self.one.sites], np.bool_)
-        found: BoolArray = adds[self.one.site[self.paired]][self.owner]
-        return found
+    def _entered(self, own: FloatArray, operands: FloatArray) -> FloatArray:
+        """What rounding is measured by: a result's own magnitude, of sums at least what their terms may bring."""
+        site = self.one.site[self.paired][self.owner]
+        names = [_name(each.op) for each in self.one.sites]
+        adds = np.array([name in _ADDING for name in names], np.bool_)[site]
+        growth = np.array([_GROWTH.get(name, np.nan) for name in names])[site]
+        bias = np.array([name == _CONVOLUTION for name in names], np.bool_)[site] & (self.out == _BIAS)
+        first = np.array([elements(each.in_shapes[0]) if each.in_shapes else 1 for each in self.one.sites])[site]
+        terms = np.maximum(first / np.maximum(self.one.outputs.floats("numel")[self.mine], 1.0), 1.0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            growth = np.where(bias, _GROWTH["sum"], growth)
+            entered = np.where(np.isnan(growth), np.nan, operands * terms**growth)
+            smaller = np.minimum(entered / own, _MOST_CANCELLED)
+        self.cancelled = np.where(smaller > _CANCELLED, smaller, 1.0)
+        scale = np.where((self.out > 0) | adds, np.fmax(own, operands), own)
+        return np.fmax(scale, entered)
 
     def _sums(self) -> tuple[BoolArray, BoolArray]:
         """Where checksums differ, and where there are any; whole numbers, which no float holds."""
@@ -164,8 +196,16 @@ class _Rows:
         return found
 
 
+def elements(shape: str) -> int:
+    """How many elements a tensor of this shape has; 1 for a scalar."""
+    return math.prod(int(each) for each in shape.split("x") if each.isdigit())
+
+
 def _operand_magnitudes(one: Recording, other: Recording, pairs: OpPairs) -> FloatArray:
-    """The largest magnitude among an op's operands in either step; 0 where none is known."""
+    """The largest magnitude among an op's operands in either step; 0 where none is known.
+
+    Of the backward of a convolution its first operand's, the gradient, of which the bias's is the sum.
+    """
     mine, theirs = _read(one), _read(other)
     paired = pairs.theirs >= 0
     mine[paired] = np.fmax(mine[paired], theirs[pairs.theirs[paired]])
@@ -177,7 +217,9 @@ def _read(seen: Recording) -> FloatArray:
     if len(seen.edges):
         reader: IntArray = np.searchsorted(seen.seq, seen.edges.ints("seq"))
         writer: IntArray = np.searchsorted(seen.seq, seen.edges.ints("from_seq"))
-        np.fmax.at(largest, reader, np.exp2(seen.largest[writer]))
+        bias_alone = np.array([_name(site.op) == _CONVOLUTION for site in seen.sites], np.bool_)
+        of_sum = ~bias_alone[seen.site[reader]] | (seen.edges.ints("arg") == 0)
+        np.fmax.at(largest, reader[of_sum], np.exp2(seen.largest[writer[of_sum]]))
     return largest
 
 

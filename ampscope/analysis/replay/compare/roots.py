@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 
 from ampscope.analysis.replay.compare.changed_sites import Change, Kinds
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair
@@ -69,6 +70,7 @@ class _Walk:
         self.same: list[bool] = pair.same_bits.tolist()
         self.given: list[bool] = pair.given_apart.tolist()
         self.spread = [0.0] * len(pair.one)  #: squares of the tolerances
+        self._plain = [0.0] * len(pair.one)  #: the same, whatever cancels
         self.clean = [False] * len(pair.one)  #: the same to the last bit, with all that led to it
         self.result = Walked(cause=[-1] * len(pair.one))
         self._alone: dict[int, int] = {}  #: by position in the other, the first root of what it alone has there
@@ -89,7 +91,7 @@ class _Walk:
                 self._entered(here, there)
             else:
                 self._ran(here, there)
-        self.result.widest = math.sqrt(max(self.spread, default=0.0))
+        self.result.widest = math.sqrt(max(self._plain, default=0.0))
         return self.result
 
     def _only_in_one(self, here: int) -> None:
@@ -98,7 +100,7 @@ class _Walk:
         kind = self._kinds.alone(here, -1)
         self.result.cause[here] = self._cause((each, -1) for each in writers)
         self._put(here, Root(kind, here, -1, here))
-        self.spread[here] = self._inherited([(each, -1) for each in writers]) + rounding(site, site) ** 2
+        self._spreads(here, [(each, -1) for each in writers], rounding(site, site))
         if self.pair.one.entry[here]:
             self.result.cause[here] = -1
 
@@ -123,11 +125,22 @@ class _Walk:
             there = self._waiting.popleft()[1]
             site, writers = self.pair.other.site_of(there), self.pair.other_writers[there]
             operands = [(self.mine[each], each) for each in writers]
-            self._other_spread[there] = self._inherited(operands) + rounding(site, site) ** 2
+            self._other_spread[there] = self._inherited(self.spread, operands) + rounding(site, site) ** 2
 
-    def _inherited(self, operands: Iterable[tuple[int, int]]) -> float:
-        """The largest square of a tolerance among operands; none of what is the same to the last bit."""
-        mine = (self.spread[each] for each, _ in operands if each >= 0 and not self.clean[each])
+    def _spreads(self, here: int, operands: list[tuple[int, int]], local: float) -> None:
+        """Notes how far an op's result may be apart: by its own rounding, and by that of its operands."""
+        self.spread[here] = local**2 + self._inherited(self.spread, operands, self.pair.cancelled[here])
+        self._plain[here] = local**2 + self._inherited(self._plain, operands)
+
+    def _inherited(
+        self, spread: list[float], operands: list[tuple[int, int]], cancelled: Iterable[float] = ()
+    ) -> float:
+        """The largest square of a tolerance among operands; none of what is the same to the last bit.
+
+        What rounding has left of a sum that cancelled is all there is of it: as much as its terms were larger.
+        """
+        known = zip(operands, chain(cancelled, repeat(1.0)), strict=False)
+        mine = (spread[each] * more**2 for (each, _), more in known if each >= 0 and not self.clean[each])
         theirs = (self._other_spread.get(each, 0.0) for _, each in operands if each >= 0)
         return max((*mine, *theirs), default=0.0)
 
@@ -143,7 +156,7 @@ class _Walk:
             return
         error = self.error[here]
         limit = self._points.limit(here, there)
-        self.spread[here] = max(limit, error if math.isfinite(error) else 0.0) ** 2
+        self.spread[here] = self._plain[here] = max(limit, error if math.isfinite(error) else 0.0) ** 2
         kind = self._kinds.given(here, there)
         self._put(here, Root(kind, here, there, here))
         if error > limit or self._is_counted(here) or (limit == 0 and self.given[here]):
@@ -157,7 +170,7 @@ class _Walk:
         for root in self._changed(here, there):
             self._put(here, root, after=before)
         local = self._points.limit(here, there)
-        self.spread[here] = local**2 + self._inherited(operands)
+        self._spreads(here, operands, local)
         limit = self._points.asked(math.sqrt(self.spread[here]))
         clean = all(mine >= 0 and self.clean[mine] for mine, _ in operands)
         self.clean[here] = clean and self.same[here] and self.result.cause[here] < 0

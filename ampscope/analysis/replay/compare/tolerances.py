@@ -9,7 +9,7 @@ import numpy as np
 
 from ampscope.analysis.numerics.dtypes import plain
 from ampscope.analysis.replay.compare.changed_sites import Change, site_changes
-from ampscope.analysis.replay.compare.pair_of_steps import StepPair, pair_of
+from ampscope.analysis.replay.compare.pair_of_steps import StepPair, elements, pair_of
 from ampscope.analysis.replay.compare.sides import Opened
 from ampscope.analysis.replay.recording import Recording, recording
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
@@ -67,11 +67,6 @@ def _terms(site: SiteRow) -> float:
         first, second = sizes[-2:]
         return max(math.sqrt(first * second / result), 1.0)
     return max(max(sizes, default=1) / result, 1.0) if name in _SUMS else 1.0
-
-
-def elements(shape: str) -> int:
-    """How many elements a tensor of this shape has; 1 for a scalar."""
-    return math.prod(int(each) for each in shape.split("x") if each.isdigit())
 
 
 class PointPairs:

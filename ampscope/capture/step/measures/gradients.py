@@ -48,6 +48,12 @@ def names(optimizer: Optimizer, models: Models) -> frozenset[str]:
     return frozenset(name for name, _ in owned(optimizer, models))
 
 
+def trained_by(optimizer: Optimizer, models: Models) -> frozenset[str]:
+    """Names of the watched parameters that ``optimizer`` holds."""
+    known = (models.parameters.get(id(each)) for each in OptimizerView(optimizer).parameters)
+    return frozenset(each[0] for each in known if each is not None)
+
+
 def total_norm(optimizer: Optimizer) -> Tensor | None:
     """L2 norm of all gradients of ``optimizer`` as a device scalar (float32); None without any.
 

@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
+from ampscope.capture.step.measures import gradients
 from ampscope.capture.step.measures.range_alarms import RangeAlarms
 from ampscope.capture.step.measures.state.held import optimizer_state
 from ampscope.capture.torch_support.local_shards import local
@@ -58,18 +59,29 @@ class SampledSteps:
         self.steps_left = math.inf
         self._chosen: frozenset[str] = frozenset()  # parameters, in the step in progress
         self._noted: set[int] = set()  # of that step, the sequence numbers of what is no op
+        self._added_to: frozenset[str] | None = None  # likewise, parameters that had a gradient before its backward
+        self._doubtful: dict[int, str] = {}  # their gradients, by sequence number: with what is left of earlier steps
 
     def begins(self, tracer: Tracer) -> None:
         """A step begins that is one of these."""
         tracer.outputs.shapes = Shapes(self._rotation)
         trained = [name for name, parameter in self._models.parameters.values() if parameter.requires_grad]
         self._chosen, self._noted = frozenset(self._rotation.parameters(trained)), set()
+        self._added_to, self._doubtful = None, {}
+
+    def backward_begins(self) -> None:
+        """One of its backwards is about to add to the gradients."""
+        if self._added_to is None:
+            left = (name for name, parameter in self._models.parameters.values() if parameter.grad is not None)
+            self._added_to = frozenset(left)
 
     def gradients(self, tracer: Tracer) -> None:
         """Its gradients are there, as backward left them: with the loss scale in them."""
         for name, parameter in self._models.parameters.values() if tracer.outputs.shapes is not None else ():
             gradient = parameter.grad
             if name in self._chosen and gradient is not None and stats.measurable(stored(local(gradient))):
+                if name in (self._added_to or ()):
+                    self._doubtful[len(tracer.outputs.ops)] = name
                 self._note(tracer, gradient, Node.GRADIENT, name, name.rpartition(".")[0])
 
     def state(self, tracer: Tracer, optimizer: Optimizer) -> None:
@@ -90,6 +102,7 @@ class SampledSteps:
         ops, edges, self._layout = tracer.columns(attempt.step, source, self._layout)
         seq, low, high = (np.asarray(ops.columns[name]) for name in ("seq", "min", "max"))
         bad = self._among(tracer, seq) & ~(np.isfinite(low) & np.isfinite(high))
+        bad |= np.isin(seq, list(self._of_others(attempt)))
         if bad.any():
             left_out = np.isin(edges.columns["seq"], seq[bad])
             ops, edges = ops.where(~bad), edges.where(~left_out)
@@ -101,6 +114,8 @@ class SampledSteps:
         ops, edges = tracer.rows(attempt.step, source)
         low, high = (np.array([math.nan if end is None else end for end in ends], float) for ends in _ends(ops))
         self._look(tracer, attempt, source, np.array([row.site for row in ops], np.int64), low, high)
+        others = self._of_others(attempt)
+        ops, edges = [row for row in ops if row.seq not in others], [edge for edge in edges if edge.seq not in others]
         return self.without(tracer, ops, edges, finite=True)
 
     def without(
@@ -113,6 +128,13 @@ class SampledSteps:
         noted = self._noted if tracer.outputs.shapes is not None else set()
         noted = {row.seq for row in ops if row.seq in noted and not (finite and is_finite(row.min, row.max))}
         return [row for row in ops if row.seq not in noted], [edge for edge in edges if edge.seq not in noted]
+
+    def _of_others(self, attempt: StepAttempt) -> set[int]:
+        """Gradients of weights that another optimizer steps, and had not been cleared: they may carry no scale."""
+        if not self._doubtful:
+            return set()
+        own = gradients.trained_by(attempt.optimizer, self._models)
+        return {seq for seq, name in self._doubtful.items() if name not in own}
 
     def _among(self, tracer: Tracer, seq: NDArray[Any]) -> NDArray[np.bool_]:
         return np.isin(seq, list(self._noted if tracer.outputs.shapes is not None else ()))

@@ -55,7 +55,7 @@ def item_html(item: Item, *, titled: bool = True, ranks: str = "", after: str = 
     """
     happened = "Harmless: nothing needs to change." if item.severity == Severity.INFO else what_happened(item)
     title = what(item) if titled else ""
-    if isinstance(item, Finding) and titled:
+    if isinstance(item, Finding) and titled and item.severity != Severity.INFO:
         happened = ""  # its title says it
     got = ranks or (as_html(received_in_words(item)) if isinstance(item, Incident) else "")
     lead = as_html(" ".join(filter(None, (happened, item.explanation))), 2400)
@@ -89,8 +89,8 @@ def _remedy(item: Item, remedy: Remedy) -> str:
 
 def _calm(diagnosis: Diagnosis) -> str:
     kind = "good" if diagnosis.verdict == Verdict.HEALTHY else "warning"
-    harmless = numbers.count(len(diagnosis.incidents), "harmless event")
-    facts = [("Seen", f"{harmless}, listed below.")] if diagnosis.incidents else []
+    events = len(diagnosis.incidents) + len(diagnosis.findings)
+    facts = [("Seen", f"{numbers.count(events, 'harmless event')}, listed below.")] if events else []
     return card(kind, diagnosis.summary, facts)
 
 

@@ -226,10 +226,10 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
     (Cause.UNKNOWN, Observed(sentence="The rows were lost."), "The rows were lost."),
     (
         Cause.MISUSE_SCHEDULER_ORDER,
-        LearningRateMoved(steps=1),
+        LearningRateMoved(steps=1, of=8, matters=True),
         (
-            "The learning rate moved on once although the optimizer step before had been skipped: the schedule "
-            "advances without training."
+            "The learning rate moved on once although the optimizer step before had been skipped: the schedule is "
+            "1 of 8 steps ahead of the training."
         ),
     ),
     (

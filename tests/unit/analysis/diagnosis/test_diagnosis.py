@@ -455,7 +455,7 @@ def test_an_error_is_told_before_a_warning_that_came_earlier(run_folder: Path) -
     trace = TraceBuilder(run_folder)
     for step in range(20):
         trace.step(skipped=step in (1, 2), loss=NAN if step == 15 else 2.0)
-    trace.finding(Cause.MISUSE_SCHEDULER_ORDER, step=1)
+    trace.finding(Cause.MISUSE_SCALER_STATE_NOT_RESTORED, step=1)
     overflow(trace, 15)
     diagnosis = diagnose(trace.close())
     (warning,) = diagnosis.findings
@@ -489,7 +489,7 @@ def test_a_warning_alone_is_a_problem_and_what_is_harmless_is_not(run_folder: Pa
     trace = TraceBuilder(run_folder)
     for step in range(20):
         trace.step(skipped=step < 2, scale=65536.0 / 2 ** min(step, 2))
-    trace.finding(Cause.MISUSE_SCHEDULER_ORDER, step=0)
+    trace.finding(Cause.MISUSE_SCALER_STATE_NOT_RESTORED, step=0)
     scaled_overflow(trace, 0)
     diagnosis = diagnose(trace.close())
     assert diagnosis.verdict is Verdict.PROBLEM

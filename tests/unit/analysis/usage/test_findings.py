@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ampscope import diagnose
+from ampscope import diagnose, open_run
+from ampscope.analysis.diagnosis.gate.gate import gate
+from ampscope.analysis.diagnosis.gate.limits import Limits
+from ampscope.analysis.diagnosis.gate.results import Outcome
 from ampscope.analysis.results import Diagnosis
+from ampscope.analysis.usage.usage_checks import usage_checks
+from ampscope.analysis.words.wording import when_in_words
 from ampscope.trace.schema import ScalerAction
 from ampscope.trace.vocabulary import Cause, MistakeForm, Severity, Verdict
 from tests.support.trace_builder import START, TraceBuilder
@@ -44,7 +49,8 @@ def test_a_scheduler_that_steps_on_though_the_optimizer_did_not(run_folder: Path
 def test_a_schedule_that_stands_still_is_still_a_step_ahead(run_folder: Path, rate: float | None) -> None:
     (finding,) = trained(run_folder, [rate] * 12).findings
     assert (finding.step, finding.last_step, finding.count) == (3, 3, 1)
-    assert "without training" in finding.explanation
+    assert finding.severity is Severity.INFO
+    assert "has not moved a recorded learning rate" in finding.explanation
     assert not finding.counted
 
 
@@ -66,6 +72,48 @@ def test_a_schedule_of_the_second_group_alone_is_counted(run_folder: Path, secon
     moved = [step for step in SKIPPED_AT if second[step] != second[step + 1]]
     assert (finding.step, finding.count, finding.counted) == (3, count, bool(moved))
     assert finding.last_step == max(moved, default=3)
+
+
+@pytest.mark.parametrize(
+    ("steps", "skipped", "severity", "verdict"),
+    [
+        (200, range(3), Severity.INFO, Verdict.HEALTHY),  # a stock loop: the scale has found its place
+        (4, range(3), Severity.INFO, Verdict.HEALTHY),  # the same, not long after it began
+        (200, range(20, 180, 18), Severity.INFO, Verdict.HEALTHY),
+        (40, range(20, 40, 3), Severity.WARNING, Verdict.AT_RISK),
+        (40, range(8), Severity.WARNING, Verdict.AT_RISK),
+        (14, range(10), Severity.ERROR, Verdict.PROBLEM),  # the warm-up is over before the training begins
+    ],
+)
+def test_a_schedule_matters_by_the_share_of_steps_that_it_is_ahead(
+    run_folder: Path, steps: int, skipped: range, severity: Severity, verdict: Verdict
+) -> None:
+    trace = TraceBuilder(run_folder)
+    for step in range(steps):
+        trace.step(lr=0.1 * 0.9**step, skipped=step in skipped)
+    trace.finding(Cause.MISUSE_SCHEDULER_ORDER, step=skipped[0])
+    folder = trace.close()
+    diagnosis = diagnose(folder)
+    (finding,) = diagnosis.findings
+    assert (finding.severity, diagnosis.verdict) == (severity, verdict)
+    assert diagnosis.primary == (None if severity is Severity.INFO else finding)
+    assert f"{len(skipped)} of {steps} steps ahead" in finding.explanation
+    with open_run(folder) as run:
+        assert (gate(run, Limits()).outcome is Outcome.FAILED) == (verdict is Verdict.PROBLEM)
+    (check,) = (each for each in usage_checks(diagnosis) if each.cause is finding.cause)
+    assert (check.found, check.noted, check.passed) == ((0, 1, False) if severity is Severity.INFO else (1, 0, False))
+
+
+def test_a_schedule_that_is_ahead_does_not_hide_a_problem(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    for step in range(40):
+        trace.step(lr=0.1 * 0.9**step, skipped=step in range(8))
+    trace.finding(Cause.MISUSE_SCHEDULER_ORDER, step=0)
+    trace.finding(Cause.MISUSE_SCALER_STATE_NOT_RESTORED, step=20)
+    diagnosis = diagnose(trace.close())
+    assert diagnosis.verdict is Verdict.PROBLEM
+    assert diagnosis.primary is not None
+    assert diagnosis.primary.cause is Cause.MISUSE_SCALER_STATE_NOT_RESTORED
 
 
 def test_a_rate_that_the_loop_sets_by_itself_is_its_own_affair(run_folder: Path) -> None:
@@ -152,6 +200,84 @@ def test_the_first_scaler_of_a_run_has_nothing_to_restore(run_folder: Path) -> N
     assert diagnose(trace.close()).findings == ()
 
 
+def preempted(folder: Path, *, checkpoint: int, init: tuple[float, int], optimizer_steps: int = 0) -> Diagnosis:
+    """A run that saved its scaler at two steps and ended at another scale; resumed with a scaler in this state."""
+    first = TraceBuilder(folder)
+    first.scaler_event(ScalerAction.INIT, scale_before=None, scale_after=16.0, growth_tracker=0)
+    for step in (0, checkpoint):
+        first.scaler_event(
+            ScalerAction.STATE_SAVED,
+            step=step,
+            scale_after=16.0 * 2 ** (step // 8),
+            detail=json.dumps({"scale": 16.0 * 2 ** (step // 8), "_growth_tracker": step % 8}),
+        )
+    for step in range(40):
+        first.step(scale=16.0 * 2 ** (step // 8))
+    first.scaler_event(ScalerAction.GROWTH, step=39, scale_after=512.0)
+    first.close()
+    second = TraceBuilder(folder)
+    begins = {"step": 40, "scaler": 1, "time": START + 100, "scale_before": None}
+    second.scaler_event(ScalerAction.INIT, scale_after=init[0], growth_tracker=init[1], line=31, **begins)
+    for step in range(40, 60):
+        second.step(step=step, skipped=step == 40)
+    if optimizer_steps:
+        evidence = json.dumps({"optimizer_steps": optimizer_steps})
+        second.finding(Cause.MISUSE_SCALER_STATE_NOT_RESTORED, step=40, segment=1, evidence=evidence)
+    second.finding(Cause.MISUSE_CLIP_BEFORE_UNSCALE, step=45, segment=1)
+    return diagnose(second.close())
+
+
+@pytest.mark.parametrize(("checkpoint", "tracker"), [(20, 4), (24, 0)], ids=["in between", "as it had just grown"])
+def test_a_scaler_restored_from_an_earlier_checkpoint_goes_on(run_folder: Path, checkpoint: int, tracker: int) -> None:
+    """A preempted job: it ended at another scale than that of its newest checkpoint."""
+    state = 16.0 * 2 ** (checkpoint // 8), tracker
+    diagnosis = preempted(run_folder, checkpoint=checkpoint, init=state, optimizer_steps=0 if tracker else checkpoint)
+    (other,) = diagnosis.findings
+    assert other.cause is Cause.MISUSE_CLIP_BEFORE_UNSCALE
+    assert other.loop_step == 45 - 40 + checkpoint
+    assert diagnosis.run.loop_step == 59 - 40 + checkpoint
+    assert when_in_words(other) == f"from step 45 on, the loop's step {other.loop_step}"
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "expected"),
+    [((8, 16), None), ((4, 12), 8), ((4, 7), 7), ((8, 5), 5), ((None, 12), None)],
+    ids=["at the ends", "in each part", "twice in the first", "at the end of the first", "one is not known"],
+)
+def test_the_loop_counts_on_from_the_checkpoint_of_a_resumed_run(
+    run_folder: Path, checkpoints: tuple[int | None, int], expected: int | None
+) -> None:
+    """Three parts of eight steps, the last two from the checkpoints that were made before these steps of the run."""
+    for part, begins in enumerate((None, *checkpoints)):
+        trace = TraceBuilder(run_folder)
+        scaler = {"scaler": part, "time": START + 1000 * part}
+        trace.scaler_event(ScalerAction.INIT, step=8 * part, scale_after=64.0, growth_tracker=begins or 99, **scaler)
+        for step in range(8 * part, 8 * part + 8):
+            trace.step(step=step)
+            saved = json.dumps({"scale": 64.0, "_growth_tracker": step + 1})
+            trace.scaler_event(ScalerAction.STATE_SAVED, step=step + 1, scale_after=64.0, detail=saved, scaler=part)
+        if part == 2:
+            trace.finding(Cause.MISUSE_CLIP_BEFORE_UNSCALE, step=16, segment=2)
+        folder = trace.close()
+    (finding,) = diagnose(folder).findings
+    assert finding.loop_step == expected
+
+
+@pytest.mark.parametrize(
+    "init",
+    [
+        (65536.0, 0),  # a state that the run never had
+        (64.0, 0),  # the scale of the checkpoint with another count of good steps
+        (16.0, 0),  # the state with which the run began, saved before its first step
+    ],
+)
+def test_a_scaler_in_another_state_than_the_checkpoint_is_told(run_folder: Path, init: tuple[float, int]) -> None:
+    diagnosis = preempted(run_folder, checkpoint=20, init=init, optimizer_steps=20)
+    finding = diagnosis.findings[0]
+    assert (finding.cause, finding.step, finding.loop_step) == (Cause.MISUSE_SCALER_STATE_NOT_RESTORED, 40, None)
+    assert "where the run had come to 512" in finding.explanation
+
+
 def test_scalers_of_a_resumed_run_take_each_others_places_in_order(run_folder: Path) -> None:
     for segment in range(2):
         trace = TraceBuilder(run_folder)
@@ -197,7 +323,7 @@ def test_a_restored_optimizer_with_a_fresh_scaler_matters_when_it_costs_steps(ru
 
 
 #: Mistakes that spoil nothing, and only cost steps.
-SEVERITIES = dict.fromkeys((Cause.MISUSE_SCHEDULER_ORDER, Cause.MISUSE_SCALER_STATE_NOT_RESTORED), Severity.WARNING)
+SEVERITIES = {Cause.MISUSE_SCALER_STATE_NOT_RESTORED: Severity.WARNING}
 
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause.is_usage])
@@ -207,6 +333,9 @@ def test_a_mistake_that_capture_saw_is_told_with_its_line(run_folder: Path, caus
     trace.finding(cause, line=42)
     diagnosis = diagnose(trace.close())
     (finding,) = diagnosis.findings
+    if cause is Cause.MISUSE_SCHEDULER_ORDER:
+        assert (finding.severity, diagnosis.verdict) == (Severity.INFO, Verdict.HEALTHY)
+        return
     assert (finding.cause, finding.severity) == (cause, SEVERITIES.get(cause, Severity.ERROR))
     assert finding.source is not None
     assert finding.source.line == 42

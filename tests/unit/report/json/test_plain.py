@@ -38,12 +38,15 @@ def test_the_keys_are_the_contract() -> None:
     incident = (
         "kind step last_step count severity cause phase op module module_type source inputs outputs path lost "
         "replay replay_reason traced fp32_ok tried trigger tripped explanation remedies rank also_on received_by world "
-        "written_by headroom_bits forecast_step forecast_low forecast_high lasting last_good"
+        "written_by headroom_bits forecast_step forecast_low forecast_high lasting last_good loop_step"
     )
     assert list(told["primary"]) == incident.split()
-    finding = "kind step last_step count severity cause counted phase source explanation remedies rank also_on world"
+    finding = (
+        "kind step last_step count severity cause counted phase source explanation remedies rank also_on world "
+        "loop_step"
+    )
     assert list(told["findings"][0]) == finding.split()
-    run = "path name created status steps skipped segments device model parameters versions world missing"
+    run = "path name created status steps skipped segments device model parameters versions world missing loop_step"
     assert list(told["run"]) == run.split()
 
 

@@ -16,7 +16,7 @@ from ampscope.analysis.replay.compare.sides import chosen
 from ampscope.analysis.replay.compare.words import parted_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.report.wording.comparison_words import apart_words
-from ampscope.trace.schema import Node
+from ampscope.trace.schema import Cast, Node
 from tests.support.trace_builder import TraceBuilder
 
 LIVE: dict[str, Any] = {"step": 0, "source": "live"}
@@ -117,6 +117,39 @@ def test_a_sum_that_cancels_is_measured_by_what_was_added(tmp_path: Path) -> Non
     assert compare(tmp_path / "one", tmp_path / "other").likeness is Likeness.WITHIN_TOLERANCE
 
 
+def summed(folder: Path, total: float, *, of: int, name: str, out: int) -> Path:
+    """A step in which ``of`` numbers up to 4 come to ``total``, in output ``out`` of an op, which a cast reads."""
+    step = Step(folder)
+    terms = step.op("mm", min=-4.0, max=4.0, max_finite=None)
+    outputs = {"out_shapes": ("8",) * (out + 1), "out_dtypes": ("float16",) * (out + 1)}
+    site = step.trace.site(f"aten.{name}.default", in_shapes=(f"{of}x8",), in_dtypes=("float16",), **outputs)
+    first = step.trace.op(site, **LIVE, numel=8, max=total if not out else 1.0, min=-1e-4, max_finite=None)
+    for number in range(1, out + 1):
+        last = total if number == out else 1.0
+        step.trace.op(site, **LIVE, seq=first, out=number, numel=8, max=last, min=-1e-4, max_finite=None)
+    step.trace.edge(terms, first, **LIVE)
+    cast = step.trace.op(step.trace.site("aten._to_copy.default"), **LIVE, max=total, min=-1e-4, max_finite=None)
+    step.trace.edge(first, cast, **LIVE, from_out=out)
+    return step.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "of"), [("sum", 0, 8), ("sum", 0, 10_000), ("convolution_backward", 2, 8)], ids=str
+)
+def test_rounding_that_a_sum_leaves_is_none_of_its_readers_differences(
+    tmp_path: Path, name: str, out: int, of: int
+) -> None:
+    noise = 4.0 * 2**-10 * math.sqrt(of)
+
+    def likeness(*totals: float) -> Likeness:
+        runs = (tmp_path / f"{total}" for total in totals)
+        found = (summed(run, total, of=of, name=name, out=out) for run, total in zip(runs, totals, strict=True))
+        return compare(*found).likeness
+
+    assert likeness(noise, noise / 3) is Likeness.WITHIN_TOLERANCE
+    assert likeness(4.0 * math.sqrt(of), 3.0 * math.sqrt(of)) is Likeness.DIFFERENT
+
+
 def test_operands_that_come_from_elsewhere_are_told(tmp_path: Path) -> None:
     for folder, reads in (("one", 0), ("other", 1)):
         step = Step(tmp_path / folder)
@@ -182,9 +215,27 @@ def test_the_first_divergence_has_the_numbers_of_its_own_op(tmp_path: Path) -> N
         step.op("mm", site={"in_dtypes": (dtype, dtype), "out_dtypes": (dtype,)}, max=4.0)
         step.op("exp", site={"in_dtypes": ("float32",), "out_dtypes": ("float32",)}, max=peak)
         step.close()
-    found = compare(tmp_path / "one", tmp_path / "other").first_divergence
+    compared = compare(tmp_path / "one", tmp_path / "other")
+    found = compared.first_divergence
     assert found is not None
     assert (found.op, found.seq, found.error) == ("aten.exp.default", 2, 0.5)
+    assert compared.summary.startswith(
+        "mm ran in float16 in A and in bfloat16 in B, in fc. The numbers part at step 0 "
+    )
+
+
+def test_a_cast_that_one_alone_has_is_where_what_follows_from_it_parts(tmp_path: Path) -> None:
+    for folder, peak in (("one", 4.0), ("other", 8.0)):
+        step = Step(tmp_path / folder)
+        step.op("mm", max=4.0)
+        if folder == "other":
+            step.op("_to_copy", site={"cast": Cast.EXPLICIT}, max=4.0)
+        step.op("exp", max=4.0)
+        step.op("log", max=peak)
+        step.close()
+    found = compare(tmp_path / "one", tmp_path / "other").first_divergence
+    assert found is not None
+    assert (found.op, found.seq, found.other_seq) == ("aten._to_copy.default", None, 2)
 
 
 def of_two_optimizers(folder: Path, *, traced: str = "live@1", peak: float = 4.0, **second: Any) -> Path:
