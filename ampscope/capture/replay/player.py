@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ampscope.capture.hooks import compiled_modules
 from ampscope.capture.hooks.transform_calls import Exchange, exchanging
 from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.draws import Draws
 from ampscope.capture.replay.handing_back import HandingBack
 from ampscope.capture.replay.memory import Bounded
 from ampscope.capture.replay.state.device_asserts import guarded
@@ -77,7 +78,8 @@ class Player:
         self.models = models
         self._tracer = tracer
         self._change = change
-        self._guard = WriteGuard()
+        self.draws = Draws(step.draws, notes=type(change) is ReplayChange)
+        self._guard = WriteGuard(self.draws.run)
         self.substitutes = Substitutes(models, step.state, change.leaf, self._guard, change.weights)
         self._results = HeldResults(self._entries, step.read_last())
         self._step = step

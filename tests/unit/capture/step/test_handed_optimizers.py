@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import ampscope
 from ampscope.trace.schema import EventKind, ScalerAction, Table
