@@ -57,7 +57,8 @@ class Player:
         substitutes: Of what the calls could change.
         losses: What the backward passes began from.
         bad_gradients: Names of the parameters whose gradients came out non-finite.
-        spoilt: Names of the buffers that were finite before and came out non-finite, and of weights whose updates did.
+        spoilt: Names of the buffers that came out non-finite, and were finite before or are what is to be cured; and of
+            weights whose updates did.
         differences: How what the tape holds and what the calls returned differ from the real step; looked for only
             where nothing is changed.
     """
@@ -120,7 +121,7 @@ class Player:
                     self._play_entries()
                 self._mark_attributes()
             self._mark_sinks()
-            self.spoilt |= self.substitutes.bad_buffers() - bad_before
+            self.spoilt |= self.substitutes.bad_buffers() - (bad_before - self._step.broken)
 
     @property
     def devices(self) -> frozenset[torch.device]:

@@ -17,6 +17,7 @@ class Symptom(NamedTuple):
 
     gradients: frozenset[str] = frozenset()
     loss: bool = False
+    buffers: frozenset[str] = frozenset()  #: that the step left so, by name, whether or not it found them so
     judged: frozenset[str] = frozenset()  #: the parameters whose gradients were looked at; empty for all
 
     def __bool__(self) -> bool:

@@ -36,6 +36,7 @@ class TapedStep(NamedTuple):
     scale: float | None = None  #: its loss scale; None without a scaler
     late: bool = False  #: judged when the loop has gone on, and may have written into what the step computed with
     moved: bool = False  #: its optimizer has moved the weights, too
+    broken: frozenset[str] = frozenset()  #: buffers that a cure has to leave finite, though it find them otherwise
     collectives: int | None = 0  #: that ran since its first backward began; None: not known
     carried: Mapping[int, str] = MappingProxyType({})  #: what it reads of what the loop carries: ``id`` -> name
     left: tuple[tuple[str, EarlierResult], ...] = ()  #: what it has left of that, not finite, by name

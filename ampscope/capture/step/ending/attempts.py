@@ -159,7 +159,10 @@ class Attempts:
         """Judges what gradients hide: the loss, buffers, what the loop carries."""
         with self.guard:
             poisoned = self._written.turned_bad()
-            self.found(attempt, verdict.of_what_gradients_hide(attempt, poisoned, self._carried.turned_bad()))
+            bad = verdict.of_what_gradients_hide(attempt, poisoned, self._carried.turned_bad())
+            if bad is not None and bad.symptom.buffers:
+                bad = bad._replace(details={"finite_at": dict.fromkeys(bad.symptom.buffers, self._written.finite_at)})
+            self.found(attempt, bad)
             edited = None if attempt.bad else verdict.of_edits(attempt, self.models)
             edits = self.tape.gradient_edits
             if edited is not None:

@@ -91,6 +91,7 @@ class Incidents:
         outcome = ReplayResult(ReplayStatus.UNAVAILABLE, _NO_TIME_LEFT)
         evidence = Evidence(bad_params=tuple(sorted(symptom.gradients)), details=dict(bad.details))
         started = time.perf_counter()
+        recording = recording and recording._replace(broken=symptom.buffers)
         if recording is None or self._guard.broken:
             outcome.reason = "the step tape or the replay had switched itself off"
         elif self._replay_budget.allows(symptom, attempt.step, bad.trigger):
