@@ -134,7 +134,7 @@ def _bad_state(kind: str, occurrence: Occurrence) -> str:
         text = f"{'The' if name else 'A'} {found}, and no op of the step that was seen had written it."
         known = occurrence.reason.finite_at if isinstance(occurrence.reason, CameIn) else None
         since = "it was cast, loaded or written after that, and before this step read it"
-        return f"{text} The forward of step {known:,} left it finite: {since}." if (known or -1) >= 0 else text
+        return text if known is None else f"{text} The forward of step {known:,} left it finite: {since}."
     return (
         f"{'The' if name else 'A'} {found}, and no step came before: it was created or loaded so, or written by code "
         "that was not seen."

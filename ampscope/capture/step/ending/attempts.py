@@ -160,7 +160,7 @@ class Attempts:
         with self.guard:
             poisoned = self._written.turned_bad()
             bad = verdict.of_what_gradients_hide(attempt, poisoned, self._carried.turned_bad())
-            if bad is not None and bad.symptom.buffers:
+            if bad is not None and bad.symptom.buffers and self._written.finite_at >= 0:
                 bad = bad._replace(details={"finite_at": dict.fromkeys(bad.symptom.buffers, self._written.finite_at)})
             self.found(attempt, bad)
             edited = None if attempt.bad else verdict.of_edits(attempt, self.models)
