@@ -111,7 +111,8 @@ class Endings:
             self._cycle.leave_optimizer()
             if attempt.late:
                 self.attempts.check_the_rest(attempt)
-                self._incidents.cannot_follow(attempt)
+                with self._guard:
+                    self._incidents.cannot_follow(attempt)
             self.attempts.end(attempt)
 
     def _step_after_all(self, attempt: StepAttempt, call: ScalerCall) -> Any:
