@@ -70,7 +70,7 @@ class Derived(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
 
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure here
+    def step(self, closure: Any = None) -> None:
         self.optimizer.step()
 
 
@@ -198,7 +198,8 @@ def test_steps_and_skips_are_the_scalers(make: type, unscale: bool, run_folder: 
     ]
     assert all(row.grad_norm is not None for row in watched.steps)
     assert watched.replay_of(POISONED) == EXACT
-    assert watched.findings == watched.warnings == []
+    assert not watched.findings
+    assert not watched.warnings
     skips = watched.run.rows(Table.SCALER_EVENTS, action=ScalerAction.SKIP)
     assert [(row.step, row.optimizer) for row in skips] == [(POISONED, 0)]
     told = [row.text for row in watched.run.rows(Table.EVENTS, kind=EventKind.NOTE) if make.__name__ in row.text]
@@ -219,7 +220,8 @@ def test_one_that_tells_nobody_what_it_steps(own_scaler: bool, run_folder: Path)
     make = WithoutGroups if own_scaler else Delegates
     watched = train_both(lambda watch: trained(watch, make, own_scaler=own_scaler), run_folder)
     assert [row.skipped for row in watched.steps] == [step == POISONED for step in range(STEPS)]
-    assert watched.findings == watched.warnings == []
+    assert not watched.findings
+    assert not watched.warnings
 
 
 @pytest.mark.parametrize("make", FOLLOWED)

@@ -20,6 +20,9 @@ WIDTH, STEPS, BAD = 6, 6, 3
 class Peak(nn.Module):
     """Keeps the largest square that it has seen, and a mask of infinities."""
 
+    peak: Tensor
+    mask: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(WIDTH, WIDTH)
@@ -27,11 +30,12 @@ class Peak(nn.Module):
         self.register_buffer("mask", torch.full((WIDTH, WIDTH), -torch.inf).triu(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.fc(x)
+        h: Tensor = self.fc(x)
         with torch.no_grad():
             self.peak.copy_(torch.maximum(self.peak, (h * h).max().float()))
         mixed = (torch.zeros(WIDTH, WIDTH) + self.mask).softmax(-1)
-        return torch.tanh(h) @ mixed.to(h.dtype)
+        out: Tensor = torch.tanh(h) @ mixed.to(h.dtype)
+        return out
 
 
 def trained(folder: Path, model: nn.Module, after: Callable[[int], object], gain: Callable[[int], float]) -> Incident:
