@@ -22,6 +22,7 @@ class CameIn(Reason):
     carried: bool = False  #: it is a tensor that the loop carries from step to step
     rows: tuple[int, ...] = ()  #: the indices of an input's first dimension that held it, as far as they are known
     at_start: bool = False  #: in the first step of the run, or the first after it was resumed
+    finite_at: int | None = None  #: the last step whose forward left it finite, where that is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,10 @@ def _bad_state(kind: str, occurrence: Occurrence) -> str:
     name = _name(occurrence, "")
     found = f"{kind} {name} was not finite when the step first read it" if name else f"{kind} was not finite"
     if not isinstance(occurrence.reason, CameIn) or not occurrence.reason.at_start:
-        return f"{'The' if name else 'A'} {found}, and no op of the step that was seen had written it."
+        text = f"{'The' if name else 'A'} {found}, and no op of the step that was seen had written it."
+        known = occurrence.reason.finite_at if isinstance(occurrence.reason, CameIn) else None
+        since = "it was cast, loaded or written after that, and before this step read it"
+        return text if known is None else f"{text} The forward of step {known:,} left it finite: {since}."
     return (
         f"{'The' if name else 'A'} {found}, and no step came before: it was created or loaded so, or written by code "
         "that was not seen."

@@ -160,8 +160,9 @@ class Examiner:
                 found = first
         if isinstance(found.reason, CameIn):
             rows = _rows_of(row, found.reason.name) if found.cause is Cause.BAD_INPUT else ()
+            finite_at = (details(row.evidence).get("finite_at") or {}).get(found.reason.name)
             at_start = not row.optimizer and row.step in self._starts
-            found = replace(found, reason=replace(found.reason, rows=rows, at_start=at_start))
+            found = replace(found, reason=replace(found.reason, rows=rows, at_start=at_start, finite_at=finite_at))
         explicit = self._explicit_half(graph, found, tried)
         path = origin.path if found.seq == origin.seq else (found.seq, *origin.path)
         incident = replace(_incident(row, graph, found, explicit, tried), path=graph.path(path))

@@ -33,6 +33,7 @@ class OpenStep:
     micro_batches: int = 0
     scaler: Any = None  #: that scaled its latest loss
     norm: Tensor | None = None  #: of gradients that were judged as they were given, for nothing keeps those
+    found_inf: dict[int, Parcel] = field(default_factory=dict)  #: by ``id`` of optimizers whose steps no hook tells of
     doubt: Doubt | None = None  #: gradients that were not finite when they were given
     bad: StepAttempt | None = None  #: went bad, as far as it had come, before its weights were moved
     by_hand: bool = False  #: no optimizer but the loop itself has ended it
@@ -164,6 +165,7 @@ class StepAttempt:
     judging_s: float = 0.0  #: what replays of it took
     over: bool = False  #: the loop has gone on
     left_out: bool = False  #: healing has left the step out: its optimizer was skipped, or had nothing to do
+    handed: Any = None  #: what a scaler was told to step: the optimizer, or what has it step
     before: Any = None  #: a copy of the optimizer with all that it writes, as it was before it stepped
 
     @property
@@ -179,12 +181,14 @@ class StepAttempt:
     @property
     def by_hand(self) -> bool:
         """Whether no optimizer but the loop itself moves the weights, and is about to."""
-        return self.stepped and not self.late and not isinstance(self.optimizer, Optimizer)
+        nobody = self.handed is None and not isinstance(self.optimizer, Optimizer)
+        return nobody and self.stepped and not self.late
 
     @property
     def on_device(self) -> bool:
         """Whether the optimizer unscales and skips on the device."""
-        return self.scaling is not None and OptimizerView(self.optimizer).decides_on_device
+        asked = self.optimizer if self.handed is None else self.handed
+        return self.scaling is not None and OptimizerView(asked).decides_on_device
 
 
 class Doubt(NamedTuple):

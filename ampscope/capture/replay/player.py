@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ampscope.capture.hooks import compiled_modules
 from ampscope.capture.hooks.transform_calls import Exchange, exchanging
 from ampscope.capture.replay.changes import ReplayChange
+from ampscope.capture.replay.draws import Draws
 from ampscope.capture.replay.handing_back import HandingBack
 from ampscope.capture.replay.memory import Bounded
 from ampscope.capture.replay.state.device_asserts import guarded
@@ -56,7 +57,8 @@ class Player:
         substitutes: Of what the calls could change.
         losses: What the backward passes began from.
         bad_gradients: Names of the parameters whose gradients came out non-finite.
-        spoilt: Names of the buffers that were finite before and came out non-finite, and of weights whose updates did.
+        spoilt: Names of the buffers that came out non-finite, and were finite before or are what is to be cured; and of
+            weights whose updates did.
         differences: How what the tape holds and what the calls returned differ from the real step; looked for only
             where nothing is changed.
     """
@@ -77,7 +79,8 @@ class Player:
         self.models = models
         self._tracer = tracer
         self._change = change
-        self._guard = WriteGuard()
+        self.draws = Draws(step.draws, notes=type(change) is ReplayChange)
+        self._guard = WriteGuard(self.draws.run)
         self.substitutes = Substitutes(models, step.state, change.leaf, self._guard, change.weights)
         self._results = HeldResults(self._entries, step.read_last())
         self._step = step
@@ -118,7 +121,7 @@ class Player:
                     self._play_entries()
                 self._mark_attributes()
             self._mark_sinks()
-            self.spoilt |= self.substitutes.bad_buffers() - bad_before
+            self.spoilt |= self.substitutes.bad_buffers() - (bad_before - self._step.broken)
 
     @property
     def devices(self) -> frozenset[torch.device]:

@@ -18,6 +18,7 @@ class Symptom(NamedTuple):
     gradients: frozenset[str] = frozenset()
     loss: bool = False
     judged: frozenset[str] = frozenset()  #: the parameters whose gradients were looked at; empty for all
+    buffers: frozenset[str] = frozenset()  #: that the step left so, by name, whether or not it found them so
 
     def __bool__(self) -> bool:
         return bool(self.gradients) or self.loss

@@ -370,6 +370,7 @@ class StepTape(StepObserver):
         return TapedStep(
             self._tape,
             self.state,
+            {},
             evaluation.since,
             had_gradients=evaluation.had_gradients,
             after_unjudged=evaluation.after_unjudged,

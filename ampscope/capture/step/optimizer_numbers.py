@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -15,7 +16,7 @@ from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.torch_support.calls.modes_aside import others_aside
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.optimizer_view import OptimizerView, stand_in, steps_any
+from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer, stand_in, steps_any
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
@@ -24,9 +25,10 @@ NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 class _Known:
     """What is known of one optimizer."""
 
-    optimizer: weakref.ref[Optimizer]
+    optimizer: Callable[[], Any]
     owned: bool | None = None  #: holds a parameter of a watched model; None before that was looked at
     index: int | None = None  #: its number; None before its first step
+    through: Callable[[], Any] = field(default=lambda: None)  #: the optimizer of torch's that steps where it is told to
 
 
 class OptimizerNumbers:
@@ -66,6 +68,20 @@ class OptimizerNumbers:
         if known.index is None:
             known.index = self._taken_over(optimizer)
         return known.index
+
+    def who_steps(self, handed: Any) -> Any:
+        """The optimizer that steps where a scaler has ``handed`` step: that itself, or one of torch's behind it."""
+        return self._of(handed).optimizer()
+
+    def steps_for(self, attempt: StepAttempt, optimizer: Optimizer) -> bool:
+        """Whether a step of ``optimizer`` is that of an attempt, whose own object was told to step, or asked to."""
+        its, wanted = (set(map(id, OptimizerView(each).parameters)) for each in (optimizer, attempt.optimizer))
+        if its.issuperset(wanted):
+            handed, behind, norms = self._of(attempt.handed), self._of(optimizer), attempt.opened.norms
+            norms[id(optimizer)] = norms.get(id(attempt.optimizer))
+            handed.through, behind.index, handed.index = behind.optimizer, handed.index, None
+            attempt.optimizer = optimizer
+        return not its.isdisjoint(wanted)
 
     def _taken_over(self, optimizer: Optimizer) -> int:
         """The number of whoever has stepped any of the weights of ``optimizer`` so far; the next one without any."""
@@ -139,8 +155,7 @@ class OptimizerNumbers:
 
     def step_of(self, optimizer: Optimizer | None) -> int:
         """Number of the step that ``optimizer`` (with None, the first) is working on."""
-        known = self._known.get(id(optimizer))
-        return self.step_at((known.index or 0) if known is not None and known.optimizer() is optimizer else 0)
+        return self.step_at(0 if optimizer is None else self._of(optimizer).index or 0)
 
     def stepped(self, attempt: StepAttempt, *, first: bool) -> None:
         """An attempt is over, the ``first`` of its step."""
@@ -181,19 +196,31 @@ class OptimizerNumbers:
     def owns(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer holds a parameter of a watched model."""
         known = self._of(optimizer)
-        if not known.owned and self._models.stand_ins.take_up(OptimizerView(optimizer).parameters):
+        view = OptimizerView(known.optimizer())
+        if not known.owned and self._models.stand_ins.take_up(view.parameters):
             known.owned = None
         if known.owned is None:
             known.owned = False
             with others_aside(), self._guard:
                 if self._models.refresh():
                     self._renewed()
-                known.owned = self._models.owns(OptimizerView(optimizer).parameters)
+                known.owned = self._models.owns(view.parameters)
         return known.owned
 
     def _of(self, optimizer: Optimizer) -> _Known:
         """What is known of an optimizer; another one may have got the ``id`` of one that is gone."""
         known = self._known.get(id(optimizer))
         if known is None or known.optimizer() is not optimizer:
-            known = self._known[id(optimizer)] = _Known(weakref.ref(optimizer))
-        return known
+            known = self._known[id(optimizer)] = _Known(_reference(optimizer))
+            if not (is_optimizer(optimizer) or OptimizerView(optimizer).groups):  # it tells nobody what it steps
+                everything = stand_in(self._models.trained())
+                known.through = lambda: everything
+        through = known.through()
+        return known if through is None else self._of(through)
+
+
+def _reference(optimizer: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(optimizer)
+    except TypeError:  # its class has slots, and none for this
+        return lambda: optimizer

@@ -21,7 +21,6 @@ from ampscope.capture.step.ending.breaking_off import BreakingOff
 from ampscope.capture.step.ending.endings import Endings
 from ampscope.capture.step.ending.loop_endings import LoopEndings
 from ampscope.capture.step.live_trace import LiveTrace
-from ampscope.capture.step.measures import gradients
 from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step.own_work import OwnWork
@@ -33,6 +32,8 @@ from ampscope.capture.torch_support.readback import Readback
 
 #: Calls of a scaler that come when the gradients of a step are complete.
 _AFTER_BACKWARD = (ScalerMethod.UNSCALE, ScalerMethod.STEP)
+#: Calls before which the step before is over, told of or not.
+_SETTLING = (ScalerMethod.SCALE, ScalerMethod.STEP, ScalerMethod.UPDATE)
 
 
 class StepWatch:
@@ -137,6 +138,8 @@ class StepWatch:
     def _is_busy(self, *, optimizer_begins: bool = False) -> bool:
         """Whether calls belong to a backward, an optimizer, a replay or a CUDA graph, and not to the loop."""
         busy = self._cycle.is_busy and not self._endings.optimizer_is_lost(another_begins=optimizer_begins)
+        if not (busy or optimizer_begins):
+            self._endings.settle()
         return busy or self.gives_way_to_capture()
 
     def gives_way_to_capture(self) -> bool:
@@ -224,6 +227,8 @@ class StepWatch:
 
     def _scaler_call_began(self, call: ScalerCall) -> None:
         with self._own:
+            if call.method in _SETTLING:
+                self._endings.settle()
             if call.method in _AFTER_BACKWARD:
                 self._endings.attempts.gradients_complete()
             elif call.method is ScalerMethod.SCALE:
@@ -239,7 +244,7 @@ class StepWatch:
             self._observers.tell(StepObserver.scaler_call_ended, call)
             if call.method is ScalerMethod.UNSCALE:
                 with self._guard:
-                    self._cycle.opened.unscaled(call.argument, gradients.total_norm(call.argument))
+                    self._endings.attempts.unscaled(call)
 
     # -- the optimizer: see `process_hooks.Listener` ------------------------------------------------------------
 
@@ -276,6 +281,7 @@ class StepWatch:
 
     def scheduled(self, scheduler: Any) -> None:
         """A learning rate scheduler steps."""
+        self._endings.settle()
         if (optimizer := getattr(scheduler, "optimizer", None)) is not None and self.optimizers.owns(optimizer):
             self._observers.tell(StepObserver.scheduler_stepped, scheduler)
 
@@ -291,6 +297,7 @@ class StepWatch:
     def give_up(self, reason: str = "", end: run_end.RunEnd = run_end.NOT_KNOWN) -> None:
         """Judges the step in progress as far as it has come, and abandons it."""
         with self._own:
+            self._endings.settle()
             self._by_loop.left_unfinished(failed=end.failure is not None)
         self.abandon(reason)
 

@@ -6,7 +6,7 @@ import functools
 import gc
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import CodeType, FrameType, MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, Protocol, cast
@@ -31,14 +31,28 @@ _SEQUENCES = (list, tuple, set)
 
 
 class OptimizerView(NamedTuple):
-    """An optimizer as capture sees it; made where it is needed, nothing is kept of it."""
+    """An optimizer as capture sees it; made where it is needed, nothing is kept of it.
+
+    Whatever a scaler is told to step is one, though it may have no groups, no state and no hooks.
+    """
 
     optimizer: Optimizer
 
     @property
+    def groups(self) -> Sequence[dict[str, Any]]:
+        """Its parameter groups."""
+        return getattr(self.optimizer, "param_groups", ())
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """What it keeps, by parameter."""
+        state = getattr(self.optimizer, "state", None)
+        return state if isinstance(state, Mapping) else {}
+
+    @property
     def parameters(self) -> list[Tensor]:
         """The parameters it steps, in the order of its groups."""
-        return list(chain.from_iterable([group["params"] for group in self.optimizer.param_groups]))
+        return list(chain.from_iterable([group["params"] for group in self.groups]))
 
     @property
     def with_gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -57,38 +71,37 @@ class OptimizerView(NamedTuple):
     @property
     def learning_rate(self) -> Tensor | float | None:
         """The learning rate of its first group, on the device where the optimizer keeps it; None where it has none."""
-        return self.optimizer.param_groups[0].get("lr") if self.optimizer.param_groups else None
+        return _number(self.groups[0].get("lr")) if self.groups else None
 
     @property
     def learning_rates(self) -> dict[str, Tensor | float | None]:
         """Those of all groups by number and name, as `learning_rate`; none where they are numbers that are the same."""
-        groups = self.optimizer.param_groups[:_MOST_GROUPS]
+        groups = self.groups[:_MOST_GROUPS]
         if len(groups) < 2:
             return {}
         rates = [group.get("lr") for group in groups]
         first = rates[0]
         if not isinstance(first, Tensor) and all(not isinstance(rate, Tensor) and rate == first for rate in rates):
             return {}
-        told = [rate if isinstance(rate, (Tensor, float, int)) else None for rate in rates]
-        return {_group_name(number, groups[number]): rate for number, rate in enumerate(told)}
+        return {_group_name(number, groups[number]): _number(rate) for number, rate in enumerate(rates)}
 
     @property
     def at_rest(self) -> frozenset[int]:
         """The parameters, by ``id``, whose learning rate is zero now."""
-        groups = (group for group in self.optimizer.param_groups if not group.get("lr", 1.0))
+        groups = (group for group in self.groups if not group.get("lr", 1.0))
         return frozenset(id(parameter) for group in groups for parameter in group["params"])
 
     @property
     def epsilons(self) -> Iterator[tuple[float, torch.dtype]]:
         """The eps of each group that has one, with the dtype of the group's first parameter."""
-        for group in self.optimizer.param_groups:
+        for group in self.groups:
             eps = group.get("eps")
             if isinstance(eps, (int, float)) and group["params"]:
                 yield eps, group["params"][0].dtype
 
     def adjust(self, setting: str, other: Callable[[Any], Any]) -> list[Any]:
         """Another value of a setting in each group that has it, in order; the values they had."""
-        had = [(group, group[setting]) for group in self.optimizer.param_groups if setting in group]
+        had = [(group, group[setting]) for group in self.groups if setting in group]
         for group, value in had:
             group[setting] = other(value)
         return [value for _, value in had]
@@ -101,9 +114,9 @@ class OptimizerView(NamedTuple):
     @property
     def steps_made(self) -> int | None:
         """How many steps its state says it has made (0: it does not count them); None for one without a state."""
-        if not self.optimizer.state:
+        if not self.state:
             return None
-        state = next(iter(self.optimizer.state.values()))
+        state = next(iter(self.state.values()))
         return int(state.get("step", 0)) if isinstance(state, dict) else None
 
     @property
@@ -112,16 +125,19 @@ class OptimizerView(NamedTuple):
 
         Besides what torch gives it, it holds numbers, tensors (not too large) and Python's own containers of such.
         """
+        if not is_optimizer(self.optimizer):
+            return False
         own = [value for name, value in vars(self.optimizer).items() if not _is_common(name)]
         few = sum(tensor.numel() for tensor in tensor_tree.tensors(own)) <= _OWN_ELEMENTS
-        kept = (value for state in self.optimizer.state.values() for value in dict(state).values())
+        kept = (value for state in self.state.values() for value in dict(state).values())
         own += [value for value in kept if not isinstance(value, Tensor)]
         return few and all(_consists_of_values(value, _OWN_DEPTH) for value in own)
 
     @property
     def has_own_step(self) -> bool:
         """Whether its ``step`` is somebody's own, and none of torch's."""
-        return not str(getattr(type(self.optimizer).step, "__module__", "")).startswith("torch.optim")
+        step = getattr(type(self.optimizer), "step", None)
+        return not str(getattr(step, "__module__", "")).startswith("torch.optim")
 
     def copied_onto(self, copies: Mapping[int, Tensor], prepared: Callable[[Tensor], Tensor]) -> Any:
         """An optimizer like it, for copies of some of its parameters, which steps one parameter after the other.
@@ -140,15 +156,19 @@ class OptimizerView(NamedTuple):
                 common = type(value)() if name.endswith("_hooks") else value
                 again.__dict__[name] = common if _is_common(name) else copy.of(value)
         again.state, again.param_groups = defaultdict(dict), []
-        for group in self.optimizer.param_groups:
+        for group in self.groups:
             chosen = [parameter for parameter in group["params"] if id(parameter) in copies]
             for parameter in chosen:
-                kept = self.optimizer.state.get(parameter, {})
+                kept = self.state.get(parameter, {})
                 again.state[copies[id(parameter)]] = {key: copy.of(value) for key, value in kept.items()}
             if chosen:
                 plain = {key: value for key, value in _AT_ONCE.items() if key in group}
                 again.param_groups.append({**group, **plain, "params": [copies[id(p)] for p in chosen]})
         return again
+
+
+def _number(rate: Any) -> Tensor | float | None:
+    return rate if isinstance(rate, (Tensor, float, int)) else None
 
 
 def _group_name(number: int, group: dict[str, Any]) -> str:
@@ -217,8 +237,13 @@ def steps_any(weights: Iterable[Tensor]) -> bool:
 
 
 def is_optimizer(thing: object) -> bool:
-    """Whether ``thing`` is an optimizer that can be watched."""
+    """Whether ``thing`` is an optimizer of torch's, or derived from it."""
     return isinstance(thing, Optimizer)
+
+
+def tells_of_steps(thing: object) -> bool:
+    """Whether hooks hear of the steps of ``thing``; a class that never ran the constructor of torch's has none."""
+    return is_optimizer(thing) and getattr(getattr(type(thing), "step", None), "hooked", False) is True
 
 
 class StepListener(Protocol):

@@ -6,7 +6,7 @@ A copy of the weights that a step does not train may not fit: they are nearly al
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from ampscope.capture.torch_support.communication.refusal import PLAIN
 from ampscope.capture.torch_support.dynamo import OwnMode
 from ampscope.capture.torch_support.guard import surely
 from ampscope.capture.tracing import operators
+from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
 
 #: Tensors up to this size are copied where nobody can see whether they are written into.
@@ -36,10 +37,15 @@ class AddressError(Exception):
 
 
 class WriteGuard(OwnMode):
-    """Active in a replay, below all that observes it: keeps what is about to be overwritten of the memory it guards."""
+    """Active in a replay, below all that observes it: keeps what is about to be overwritten of the memory it guards.
 
-    def __init__(self) -> None:
+    Args:
+        draw: Runs an op that draws random numbers.
+    """
+
+    def __init__(self, draw: Callable[[Operator, Any, Any], Any] | None = None) -> None:
         super().__init__()
+        self._draw = draw
         self._guarded: dict[int, Tensor] = {}  # by storage: what keeps the key its
         self._kept: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}  # by place in memory: it, and what it held
         self._whole: set[int] = set()  # storages of which all is kept
@@ -90,7 +96,7 @@ class WriteGuard(OwnMode):
         if operator.writes:
             for tensor in operators.written_tensors(operator, args, kwargs):
                 self._keep(tensor)
-        return func(*args, **kwargs)
+        return self._draw(operator, args, kwargs) if operator.is_random and self._draw else func(*args, **kwargs)
 
     def _keep(self, tensor: Tensor) -> None:
         """Keeps what ``tensor`` holds, if its memory is guarded and nothing of just that place has been kept."""

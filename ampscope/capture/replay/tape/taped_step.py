@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from ampscope.capture.replay.draws import Drawn
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
 from ampscope.capture.replay.tape import dependencies
 from ampscope.capture.replay.tape.call_tape import Tape
@@ -28,12 +29,14 @@ class TapedStep(NamedTuple):
 
     tape: Tape
     state: StateSnapshot  #: what forward may change, as it was when the step began
+    draws: Drawn  #: what it has drawn, as far as a replay has noted that
     since: int  #: position on the tape where it begins; of what lies before, only what it depends on is run
     had_gradients: frozenset[str] = frozenset()  #: parameters that had one before its first backward
     after_unjudged: bool = False  #: weights were moved within the step before, by what nobody looked at
     scale: float | None = None  #: its loss scale; None without a scaler
     late: bool = False  #: judged when the loop has gone on, and may have written into what the step computed with
     moved: bool = False  #: its optimizer has moved the weights, too
+    broken: frozenset[str] = frozenset()  #: buffers that a cure has to leave finite, though it find them otherwise
     collectives: int | None = 0  #: that ran since its first backward began; None: not known
     carried: Mapping[int, str] = MappingProxyType({})  #: what it reads of what the loop carries: ``id`` -> name
     left: tuple[tuple[str, EarlierResult], ...] = ()  #: what it has left of that, not finite, by name

@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import Tensor
-from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.calls import BareStep
+from ampscope.capture.events.calls import BareStep, ScalerCall
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, ScaleState, StepAttempt
 from ampscope.capture.heal.cured_step import Handed
@@ -31,8 +31,9 @@ from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.optimizer_view import stand_in
+from ampscope.capture.torch_support.optimizer_view import stand_in, tells_of_steps
 from ampscope.capture.torch_support.readback import Parcel
+from ampscope.capture.torch_support.torch_private import scaler_found_inf
 from ampscope.capture.torch_support.user_line import Place
 
 
@@ -83,12 +84,18 @@ class Attempts:
 
     # -- its begin ----------------------------------------------------------------------------------------------
 
-    def begin(self, optimizer: Optimizer, scaling: ScaleState | None, place: Place | None = None) -> StepAttempt:
-        """An optimizer is about to step, or to be skipped; from that line, where it is known."""
-        opened = self.cycle.opened
+    def begin(self, handed: Any, scaling: ScaleState | None, place: Place | None = None) -> StepAttempt:
+        """An optimizer, or what a scaler was handed for one, is about to step, or to be skipped.
+
+        Args:
+            handed: The optimizer.
+            scaling: The scaler's state; None without one.
+            place: The user's line, where it is known.
+        """
+        opened, optimizer = self.cycle.opened, self.optimizers.who_steps(handed)
         index, step = self.optimizers.index_of(optimizer), self.optimizers.step_of(optimizer)
         norm = opened.norms.get(id(optimizer))
-        return self._ready(StepAttempt(optimizer, index, step, scaling, opened, norm=norm), place)
+        return self._ready(StepAttempt(optimizer, index, step, scaling, opened, norm, handed=handed), place)
 
     def begin_without(self, weights: list[Tensor]) -> StepAttempt:
         """No optimizer steps ``weights``, whose change is the step."""
@@ -134,6 +141,22 @@ class Attempts:
         if self.cycle.on(Moment.HAS_GRADIENTS):
             self._observers.tell(StepObserver.gradients_complete)
 
+    def unscaled(self, call: ScalerCall) -> None:
+        """A scaler has unscaled the gradients of what it is to step, and looked whether they are finite."""
+        opened, optimizer = self.cycle.opened, self.optimizers.who_steps(call.argument)
+        opened.unscaled(optimizer, gradients.total_norm(optimizer))
+        if not tells_of_steps(call.argument):
+            flags = scaler_found_inf(call.scaler, call.argument)
+            opened.found_inf[id(call.argument)] = Parcel({str(place): flag for place, flag in enumerate(flags)})
+
+    def was_skipped(self, attempt: StepAttempt) -> bool:
+        """Whether a scaler has skipped the optimizer of ``attempt``, of whose step no hook has told."""
+        found = attempt.opened.found_inf.pop(id(attempt.handed), None)
+        if tells_of_steps(attempt.handed) or (found is not None and found.values()):
+            return found is None or any(found.values().values())
+        attempt.norm = gradients.total_norm(attempt.optimizer) if attempt.norm is None else attempt.norm
+        return attempt.norm is not None and not math.isfinite(attempt.opened.number(attempt.norm))
+
     # -- what is found ------------------------------------------------------------------------------------------
 
     def without_scaler(self, attempt: StepAttempt) -> None:
@@ -156,7 +179,10 @@ class Attempts:
         """Judges what gradients hide: the loss, buffers, what the loop carries."""
         with self.guard:
             poisoned = self._written.turned_bad()
-            self.found(attempt, verdict.of_what_gradients_hide(attempt, poisoned, self._carried.turned_bad()))
+            bad = verdict.of_what_gradients_hide(attempt, poisoned, self._carried.turned_bad())
+            if bad is not None and bad.symptom.buffers and self._written.finite_at >= 0:
+                bad = bad._replace(details={"finite_at": dict.fromkeys(bad.symptom.buffers, self._written.finite_at)})
+            self.found(attempt, bad)
             edited = None if attempt.bad else verdict.of_edits(attempt, self.models)
             edits = self.tape.gradient_edits
             if edited is not None:

@@ -63,7 +63,7 @@ class DeviceDecisions:
             recording: What a replay needs.
             hidden: Judges loss and buffers, which were sent to the host before the decision.
         """
-        attempt.found_inf = scaler_found_inf(attempt.scaling.scaler, attempt.optimizer) if attempt.scaling else []
+        attempt.found_inf = scaler_found_inf(attempt.scaling.scaler, attempt.handed) if attempt.scaling else []
         for entry in recording.tape.entries:  # counters move although a device that skips writes nothing
             entry.versions = self._models.versions(entry.module) if entry.versions else []
         decision = Parcel({str(index): flag for index, flag in enumerate(attempt.found_inf)})

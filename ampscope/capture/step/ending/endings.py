@@ -1,8 +1,9 @@
 """The ways in which a step ends: through a scaler that reads `found_inf`, on the device, without a scaler, by closure.
 
-With a scaler, its own optimizer hook tells whether it skipped, for it has waited for ``found_inf`` already; a fused
-optimizer decides on the device, and `DeviceDecisions` learns of it later. Without one, AMPscope itself checks the
-gradients before the optimizer writes, or the loop does by itself.
+With a scaler, its own optimizer hook tells whether it skipped, for it has waited for ``found_inf`` already; where what
+it was told to step has no hooks, ``found_inf`` tells. A fused optimizer decides on the device, and `DeviceDecisions`
+learns of it later. Without one, AMPscope itself checks the gradients before the optimizer writes, or the loop does by
+itself.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Endings:
         self._guard = guard
         self._evaluating: Optimizer | None = None  # an optimizer that runs forward and backward by itself
         self._in_closure = False  #: of an optimizer
+        self._stepping: Optimizer | None = None  # whose hook has told of the step of the attempt
+        self._awaited: StepAttempt | None = None  # let through by its scaler, and of its step no hook has told so far
         self._steps_running = 0  # one inside the other, when the optimizer of the attempt began
 
     # -- with a scaler ------------------------------------------------------------------------------------------
@@ -81,24 +84,43 @@ class Endings:
             self.attempts.current = None
             self._cycle.leave_optimizer()
         with self._own:
+            unheard, healed = not (attempt.stepped or attempt.on_device), False
             with self._guard:
                 if attempt.on_device:
                     self.attempts.postpone(attempt)
-                elif not attempt.stepped:
+                elif unheard and self.attempts.was_skipped(attempt):
                     self.attempts.skipped(attempt)
-            healed = not attempt.stepped and self.attempts.healed(attempt)
+                    unheard, healed = False, self.attempts.healed(attempt)
         if healed:
             result = self._step_after_all(attempt, call)
         with self._own:
-            self.attempts.end(attempt)
+            if unheard or (healed and not attempt.stepped):
+                attempt.stepped = attempt.late = True
+                self.attempts.current = self._awaited = attempt
+            else:
+                self.attempts.end(attempt)
         return result, attempt
+
+    def settle(self) -> None:
+        """Ends an attempt that its scaler let through, where no hook has told of its step by now."""
+        attempt, self._awaited = self._awaited, None
+        if attempt is None:
+            return
+        with self._own:
+            self.attempts.current = None
+            self._cycle.leave_optimizer()
+            if attempt.late:
+                self.attempts.check_the_rest(attempt)
+                with self._guard:
+                    self._incidents.cannot_follow(attempt)
+            self.attempts.end(attempt)
 
     def _step_after_all(self, attempt: StepAttempt, call: ScalerCall) -> Any:
         """The scaler has skipped an optimizer whose gradients are finite by now."""
         self.attempts.current = attempt
         try:
-            named = {name: value for name, value in call.kwargs.items() if value is not attempt.optimizer}
-            return attempt.optimizer.step(*call.args[1:], **named)
+            named = {name: value for name, value in call.kwargs.items() if value is not call.argument}
+            return call.argument.step(*call.args[1:], **named)
         except BaseException:
             self._tape.weights_moved()
             raise
@@ -115,6 +137,9 @@ class Endings:
 
     def before_optimizer(self, optimizer: Optimizer, *, with_closure: bool) -> None:
         """An optimizer is about to step: with finite gradients, or without a scaler to judge them."""
+        through = self._let_through(optimizer)
+        if not through:
+            self.settle()
         if self.attempts.current is None and (with_closure or not (self._cycle.is_open or self._shares(optimizer))):
             self._evaluating = optimizer  # forward and backward come while it steps, or there are none
             if not with_closure:
@@ -124,8 +149,15 @@ class Endings:
             self.attempts.current = self.attempts.begin(optimizer, None)
             self.attempts.without_scaler(self.attempts.current)
             self.attempts.healed(self.attempts.current)
-        if self.attempts.current.optimizer is optimizer:
-            self._steps(self.attempts.current)
+        if through or self.attempts.current.optimizer is optimizer:
+            self._steps(self.attempts.current, optimizer)
+
+    def _let_through(self, optimizer: Optimizer) -> bool:
+        """Whether a step is one that a scaler has let through: of what it was told to step, or of what steps for it."""
+        attempt = self.attempts.current
+        if attempt is None or attempt.scaling is None or (attempt.stepped and attempt is not self._awaited):
+            return False
+        return attempt.optimizer is optimizer or self.attempts.optimizers.steps_for(attempt, optimizer)
 
     def _shares(self, optimizer: Optimizer) -> bool:
         """Whether the step is its, too, that another optimizer has ended, without a scaler."""
@@ -165,7 +197,7 @@ class Endings:
         elif self.attempts.current is None:
             self.attempts.current = self.attempts.begin(optimizer, None)
             self.attempts.without_scaler(self.attempts.current)
-            self._steps(self.attempts.current)
+            self._steps(self.attempts.current, optimizer)
         else:
             self.attempts.gradients_complete()
             self._tape.stop()
@@ -181,6 +213,7 @@ class Endings:
     def start_afresh(self) -> None:
         """What comes from outside has broken off whatever was going on."""
         self._in_closure, self._evaluating, self.attempts.current = False, None, None
+        self._awaited = None
 
     def optimizer_is_lost(self, *, another_begins: bool) -> bool:
         """Whether the optimizer that was stepping was left by an exception; the step is taken up again then.
@@ -206,18 +239,19 @@ class Endings:
                 self.attempts.current.stepped = True
                 self.attempts.without_scaler(self.attempts.current)
         attempt = self.attempts.current
-        if attempt is None or attempt.optimizer is not optimizer:
+        if attempt is None or (attempt.optimizer is not optimizer and self._stepping is not optimizer):
             return
+        self._stepping = None
         self._cycle.leave_optimizer()
         with self._guard:
             self._incidents.look_at_weights(attempt)
-        if attempt.scaling is None:
-            self.attempts.current = None
+        if attempt.scaling is None or attempt is self._awaited:
+            self.attempts.current = self._awaited = None
             self.attempts.end(attempt)
 
-    def _steps(self, attempt: StepAttempt) -> None:
-        """The optimizer of an attempt is about to write into its parameters."""
-        attempt.stepped = True
+    def _steps(self, attempt: StepAttempt, optimizer: Optimizer) -> None:
+        """The optimizer of an attempt, or what steps for it, is about to write into its parameters."""
+        attempt.stepped, attempt.late, self._stepping = True, False, optimizer
         self._cycle.enter_optimizer()
         self._steps_running = steps_running()
         self.attempts.check_the_rest(attempt)

@@ -28,7 +28,7 @@ from ampscope.capture.tracing.operand_keeper import OperandKeeper
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.provenance import absorbed, reaches_loss
-from ampscope.trace.schema import Change, ReplayStatus, Source, Trial, Trigger, source_of
+from ampscope.trace.schema import Change, EventKind, ReplayStatus, Source, Trial, Trigger, source_of
 from ampscope.trace.vocabulary import SEEN_LIVE
 
 #: Incidents only where the step suffers from them: a state may hold an infinity on purpose.
@@ -73,6 +73,7 @@ class Incidents:
         self._healer = healer
         self.latest: tuple[int, int] | None = None  #: step and optimizer of the newest
         self._bad_in_a_row = 0
+        self._has_said = False
         guards = self._guard, self._trial_guard
         self._optimizer_again = OptimizerAgain(models, recorder, budgets[1], guards)
         self._cure_search = CureSearch(models, recorder.sites, budgets[1], self._trial_guard)
@@ -90,6 +91,7 @@ class Incidents:
         outcome = ReplayResult(ReplayStatus.UNAVAILABLE, _NO_TIME_LEFT)
         evidence = Evidence(bad_params=tuple(sorted(symptom.gradients)), details=dict(bad.details))
         started = time.perf_counter()
+        recording = recording and recording._replace(broken=symptom.buffers)
         if recording is None or self._guard.broken:
             outcome.reason = "the step tape or the replay had switched itself off"
         elif self._replay_budget.allows(symptom, attempt.step, bad.trigger):
@@ -261,6 +263,17 @@ class Incidents:
             trigger, step=step, optimizer=attempt.index, loss=None, scale=None, outcome=outcome, evidence=evidence
         )
         self._terminal.incident(in_words(trigger), step, outcome.status, outcome.reason)
+
+    def cannot_follow(self, attempt: StepAttempt) -> None:
+        """Says, once, of what a scaler was told to step, that its steps are counted and not looked into."""
+        if not self._has_said:
+            self._has_said = True
+            text = (
+                f"scaler.step was given a {type(attempt.handed).__name__}, which torch's optimizer hooks do not hear: "
+                "its steps and skips are counted, but what it keeps is not looked at"
+            )
+            self._recorder.event(EventKind.NOTE, attempt.step, text)
+            self._terminal.line(text)
 
     def passed(self, ended: EndedStep) -> None:
         """An attempt is over; the time that tracing it took counts for the budget."""

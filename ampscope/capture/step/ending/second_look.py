@@ -158,6 +158,8 @@ class SecondLook(StepObserver):
     def _confirm(self, attempt: StepAttempt, recording: TapedStep, wide: Regained, suspects: frozenset[str]) -> None:
         """Runs the step as it was: what the loop did to gradients by itself is no loss, nor are roundings."""
         ours, rows = self._again.traced(recording, ReplayChange(), suspects)
+        if recording.draws:  # what it drew is known now
+            wide = self._again.run(recording, EverythingIn(torch.float32))
         shares = {k: v for k, v in lost_gradients.lost_shares(ours.gradients, wide.gradients).items() if k in suspects}
         if not shares or ours.reason:
             return

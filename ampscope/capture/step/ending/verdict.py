@@ -75,8 +75,8 @@ def of_what_gradients_hide(
         return of_loss
     if not poisoned:
         return Verdict(of_carried, Symptom()) if of_carried is not None else None
-    buffers = any(held.kind is StateKind.BUFFER for held in poisoned)
-    return Verdict(Trigger.NONFINITE_BUFFER if buffers else Trigger.NONFINITE_STATE, Symptom())
+    buffers = frozenset(held.name for held in poisoned if held.kind is StateKind.BUFFER)
+    return Verdict(Trigger.NONFINITE_BUFFER if buffers else Trigger.NONFINITE_STATE, Symptom(buffers=buffers))
 
 
 def of_updates() -> Verdict:

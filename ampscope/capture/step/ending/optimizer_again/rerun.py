@@ -59,7 +59,7 @@ class OptimizersBefore(StepObserver):
         if attempt.bad or not view.has_own_step:
             return
         parameters = [p for p in view.parameters if p.grad is not None]
-        state = [view.optimizer.state.get(p, {}) for p in parameters]
+        state = [view.state.get(p, {}) for p in parameters]
         size = sum(each.numel() for each in (*parameters, *tensor_tree.tensors(state)))
         ours = all(id(p) in self._models.parameters and _is_plain(p) for p in parameters)
         if size <= _SMALL and ours and view.is_plain:

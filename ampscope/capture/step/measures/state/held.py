@@ -94,8 +94,9 @@ def optimizer_state(optimizer: Optimizer, models: Models) -> Iterator[Held]:
 
     Not single numbers of larger parameters: best losses and distances begin at infinity.
     """
-    for parameter in OptimizerView(optimizer).parameters:
-        known, state = models.parameters.get(id(parameter)), optimizer.state.get(parameter)
+    view = OptimizerView(optimizer)
+    for parameter in view.parameters:
+        known, state = models.parameters.get(id(parameter)), view.state.get(parameter)
         if known is None or not isinstance(state, dict):
             continue
         for key, value in state.items():

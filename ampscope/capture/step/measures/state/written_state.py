@@ -126,6 +126,11 @@ class WrittenState(StepObserver):
                     found.append((name, module._buffers, key))
         return found
 
+    @property
+    def finite_at(self) -> int:
+        """The step after whose forward what has turned bad now was finite; -1 before the first."""
+        return self._look.step_before
+
     def turned_bad(self) -> list[Held]:
         """What was finite until this step and is no more, if known by now; told once."""
         return self._turned_bad(self._look) if self._look.parcel.arrived else []

@@ -35,9 +35,10 @@ class KeptInHalf(NamedTuple):
 
 def kept_in_half(optimizer: Optimizer, models: Models) -> Iterator[KeptInHalf]:
     """The half-precision weights of ``optimizer`` that have gradients, and its half-precision state of any weight."""
-    for parameter, gradient in OptimizerView(optimizer).with_gradients:
+    view = OptimizerView(optimizer)
+    for parameter, gradient in view.with_gradients:
         known = models.parameters.get(id(parameter))
-        state = optimizer.state.get(parameter)
+        state = view.state.get(parameter)
         kept = state if isinstance(state, dict) else {}
         half = [(str(key), each) for key, each in kept.items() if type(each) is Tensor and each.dtype in HALF]
         if known is None or not (half or parameter.dtype in HALF):

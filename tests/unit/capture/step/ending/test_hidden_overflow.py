@@ -242,3 +242,31 @@ def test_a_training_that_has_come_to_its_end_is_left_alone(run_folder: Path, mon
     monkeypatch.setattr(Progress, "has_ended", lambda *_: True)
     diagnosis = diagnosed(HIDING["the largest number"][0], run_folder)
     assert diagnosis.verdict is Verdict.HEALTHY, diagnosis.summary
+
+
+class Noisy(nn.Module):
+    """Noise from numbers that float16 rounds to the ends of their range, where it is infinite: a chance of nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes, self.book = nn.Linear(WIDTH, 1024), nn.Linear(1024, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.codes(x)
+        noise = -torch.log(-torch.log(torch.rand(logits.shape, dtype=torch.float16)))
+        out: Tensor = self.book((logits + noise).softmax(-1))
+        return out
+
+
+def test_noise_that_is_infinite_in_float32_too_is_no_overflow(run_folder: Path) -> None:
+    trained(HIDING["zero"][0], run_folder, steps=6, model=Net(Noisy()))
+    found = ampscope.diagnose(run_folder)
+    assert (found.verdict, found.primary) == (Verdict.HEALTHY, None)
+
+
+def test_an_overflow_beside_such_noise_is_told(run_folder: Path) -> None:
+    guard, _ = HIDING["zero"]
+    trained(guard, run_folder, model=Net(nn.Sequential(Loud(guard), Noisy())))
+    primary = ampscope.diagnose(run_folder).primary
+    assert isinstance(primary, Incident)
+    assert (primary.module, primary.cause) == ("loud.0.fc", Cause.FP16_OVERFLOW)

@@ -94,6 +94,12 @@ def reference(step: TapedStep, models: Models, dtype: torch.dtype, guard: Guard)
     try:
         if failed or guard.broken:
             return Reference(reason=failed or FAILED)
+        if played.draws.missed and not step.draws:  # once more, for what it draws is not known before it has been run
+            as_it_was = Tracer(Sites(0, models.module_type), models.names, full=False, guard=guard, stops=_stops())
+            step_replay.play(Player(step, models, as_it_was, ReplayChange()), memory.room(device))
+            as_it_was.release()
+            if step.draws:
+                return reference(step, models, dtype, guard)
         gradients = {name: sampled(local(each)) for name, each in played.gradients().items()}
         return Reference(samples, gradients, total(played.losses))
     finally:

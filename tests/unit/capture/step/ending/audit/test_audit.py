@@ -214,10 +214,17 @@ def test_what_cannot_be_asked_for(run_folder: Path) -> None:
 
 
 class Noisy(nn.Module):
-    """Draws in the dtype of its input: in another one it draws others."""
+    """Draws in the dtype of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.randn(x.shape, dtype=x.dtype) * 0.1
+
+
+class Scattered(nn.Module):
+    """Draws around values, and others around those of another dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.normal(x.detach(), 0.1)
 
 
 class Half(torch.autograd.Function):
@@ -242,7 +249,9 @@ class Fussy(nn.Module):
 
 def test_other_random_numbers_are_not_taken_for_errors(run_folder: Path) -> None:
     watched = train_both(
-        loop(lambda: Net([nn.Sequential(nn.Linear(WIDTH, WIDTH), Noisy())]), steps=2, before=ask(1, dtype="float64")),
+        loop(
+            lambda: Net([nn.Sequential(nn.Linear(WIDTH, WIDTH), Scattered())]), steps=2, before=ask(1, dtype="float64")
+        ),
         run_folder,
     )
     (row,) = audits(watched)
@@ -250,6 +259,16 @@ def test_other_random_numbers_are_not_taken_for_errors(run_folder: Path) -> None
     assert (row.status, row.reason) == (AuditStatus.PARTIAL, OTHER_DRAWS)
     assert all(op.total is None and op.inherited is None for _, op in found)
     assert max(op.local or 0.0 for _, op in found) > 0
+
+
+def test_the_reference_draws_what_the_step_drew(run_folder: Path) -> None:
+    noisy = loop(
+        lambda: Net([nn.Sequential(nn.Linear(WIDTH, WIDTH), Noisy())]), steps=2, before=ask(1, dtype="float64")
+    )
+    watched = train_both(noisy, run_folder)
+    (row,) = audits(watched)
+    assert (row.status, row.reason) == (AuditStatus.DONE, "")
+    assert any(op.inherited for _, op in ops(watched, row))
 
 
 def test_code_that_takes_no_other_dtype_is_measured_op_by_op(run_folder: Path) -> None:
