@@ -79,7 +79,7 @@ def compared(before: Diagnosis, after: Diagnosis, code: int) -> tuple[Exit, str]
         left = f"{item_in_words(after.primary)} at step {after.primary.step}"
         same = after.primary.cause == failed.cause
         return Exit.PROBLEM, f"Not cured: before, {was}; with the remedy, {'still' if same else 'now'} {left}."
-    if after.verdict is Verdict.NOT_OBSERVED or after.run.steps <= failed.step:
+    if after.verdict in (Verdict.NOT_OBSERVED, Verdict.PARTLY_OBSERVED) or after.run.steps <= failed.step:
         return Exit.FAILED, f"Not known: before, {was}; the new run made {after.run.steps:,} steps."
     if code:
         ended = f"the command ended with exit code {code}"

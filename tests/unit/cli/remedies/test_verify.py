@@ -64,6 +64,7 @@ for step in range(4):
         (BROKEN, 3, Exit.PROBLEM, "Not cured: before, "),
         (HEALTHY, 3, Exit.FAILED, "Not known: nothing is wrong in "),
         (replace(HEALTHY, verdict=Verdict.NOT_OBSERVED), 0, Exit.FAILED, "Not known: before, "),
+        (replace(HEALTHY, verdict=Verdict.PARTLY_OBSERVED), 0, Exit.FAILED, "Not known: before, "),
         (replace(HEALTHY, run=replace(HEALTHY.run, steps=1)), 0, Exit.FAILED, "Not known: before, "),
     ],
 )
