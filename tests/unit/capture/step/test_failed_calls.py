@@ -198,6 +198,84 @@ def test_an_error_that_leaves_the_run_is_told_wherever_it_was_raised(
     assert told.source.file.endswith("test_failed_calls.py")
 
 
+class _HalfMade(torch.distributions.Normal):
+    def __init__(self) -> None:
+        super().__init__(torch.tensor(-1.0), torch.tensor(-1.0))
+        self.factor = 2.0
+
+    def __getattr__(self, name: str) -> object:
+        raise ValueError(f"{name} asked of what is half made: {self.factor}")
+
+
+class _Liar:
+    """Answers no question about itself."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]  # as lazy objects and proxies have it
+        raise ValueError("asked of its class")
+
+    @property
+    def __dict__(self) -> dict[str, object]:  # type: ignore[override]
+        raise ValueError("asked of its attributes")
+
+    def __repr__(self) -> str:
+        raise ValueError("asked to be shown")
+
+    def fails(self) -> Tensor:
+        return mismatch()
+
+    def called_on_itself(self) -> Tensor:
+        return self.fails()
+
+
+class _Bound(float):
+    def __float__(self) -> float:
+        raise ValueError("asked for its value")
+
+
+class _SilentError(RuntimeError):
+    def __str__(self) -> str:
+        raise ValueError("asked what it says")
+
+
+def _refused_argument() -> Tensor:
+    low, high = _Liar(), _Bound(1.0)
+    return torch.clamp(torch.ones(3), low, high)  # type: ignore[call-overload, no-any-return]
+
+
+def _without_a_name() -> None:
+    code = compile("torch.ones(3).half() + torch.ones(4)", "generated.py", "exec")
+    exec(code, {"__name__": None, "torch": torch})  # noqa: S102  # the frame is what is looked at
+
+
+def _in_its_own_namespace() -> None:
+    class Names:
+        def __getitem__(self, name: str) -> object:
+            return {"fail": mismatch}[name]
+
+    code = compile("fail()", "generated.py", "exec")
+    exec(code, {}, Names())  # type: ignore[arg-type]  # noqa: S102  # the frame is what is looked at
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        _HalfMade,
+        _Liar().called_on_itself,
+        _refused_argument,
+        _without_a_name,
+        _in_its_own_namespace,
+        fails(_SilentError()),
+    ],
+)
+def test_whatever_the_frames_hold_an_error_is_told(fail: Callable[[], object], run_folder: Path) -> None:
+    diagnosis = watched(run_folder, in_loss=fail, in_step=None)
+    told = diagnosis.primary
+    assert isinstance(told, Incident), diagnosis.summary
+    assert (told.cause, told.step, diagnosis.unobserved) == (Cause.EXCEPTION, LAST, ())
+    assert told.source is not None
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0), StopIteration(), EarlyStop()])
 def test_what_a_run_is_stopped_by_is_no_error(error: BaseException, run_folder: Path) -> None:
     diagnosis = watched(run_folder, in_loss=fails(error), in_step=None)
