@@ -172,7 +172,7 @@ class TapeMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result, before = NOT_RUN, None
+        result, before, is_loops = NOT_RUN, None, False
         try:
             captured = self._pause.cuda and self._pause.captures()
             if (
@@ -186,6 +186,7 @@ class TapeMode(TorchFunctionMode):
             try:
                 if self._pause.on or self._guard.broken or torch_private.in_functorch():
                     return func(*args, **kwargs)
+                is_loops = True
                 if self.watcher is not None:
                     with self._guard:
                         self.watcher(func, args, kwargs)
@@ -206,7 +207,7 @@ class TapeMode(TorchFunctionMode):
             finally:
                 self._handling -= 1
         except BaseException as error:  # noqa: BLE001  # a door
-            if before is not None and result is NOT_RUN and isinstance(error, Exception) and self._raised is not None:
+            if is_loops and result is NOT_RUN and isinstance(error, Exception) and self._raised is not None:
                 with Suppressed():  # a fault would take the place of the loop's own
                     self._raised(error, func, args, kwargs)
             self._left(error)

@@ -197,16 +197,24 @@ class StepWatch:
     def scaler_call(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """Runs a call of a scaler, and returns what it returned."""
         self._scaler_call_began(call)
-        call.result = proceed()
+        call.result = self._unless_lost(proceed)
         self._scaler_call_ended(call)
         return call.result
+
+    def _unless_lost(self, proceed: Callable[[], Any]) -> Any:
+        """Runs what a scaler does; of an exception that leaves it is told."""
+        try:
+            return proceed()
+        except Exception:
+            self._observers.tell(StepObserver.scaler_call_lost)
+            raise
 
     def scaler_step(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """Runs ``scaler.step``; of the run's own optimizers it is an attempt at a step."""
         optimizer = call.argument
         if self.optimizers.owns(optimizer):
             self._scaler_call_began(call)
-            call.result, call.attempt = self._endings.through_scaler(call, proceed)
+            call.result, call.attempt = self._unless_lost(lambda: self._endings.through_scaler(call, proceed))
         else:  # how another model's optimizer is used is no concern of this run
             self._endings.attempts.gradients_complete()
             call.result = proceed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from ampscope.capture.torch_support.torch_private import past_modes, storage_key
 
 #: Elements that are copied after a backward, before the loop overwrites them, in all.
 MOST_COPIED = 1 << 18
+#: Single values that are kept, the latest.
+MOST_SCALARS = 64
 
 
 class LiveResult(NamedTuple):
@@ -46,7 +49,7 @@ class LiveResults:
     """The results of the entries on a tape, by the tensor.
 
     Attributes:
-        newest_scalar: The latest value that a backward could begin from, alive or not.
+        scalars: The latest values that a backward could begin from, alive or not, the newest last.
         given_to_python: Numbers that the loop has read on the host: the entry that comes next, and the one that made
             them; None where no entry did.
     """
@@ -54,7 +57,7 @@ class LiveResults:
     def __init__(self) -> None:
         self.given_to_python: list[tuple[int, int | None]] = []
         self._by_id: dict[int, LiveResult] = {}
-        self.newest_scalar: Scalar | None = None
+        self.scalars: deque[Scalar] = deque(maxlen=MOST_SCALARS)
 
     def add(self, tensor: Tensor, source: EarlierResult, *, written: bool = False) -> None:
         """An entry has returned ``tensor``, or, if ``written``, has overwritten it."""
@@ -63,7 +66,7 @@ class LiveResults:
         if tensor.requires_grad and tensor.numel() == 1 and _owns_its_memory(tensor):
             past_dispatch, past_functions = past_modes([tensor])
             with past_dispatch, past_functions:  # no op of the loop's, which modes of the user's may count
-                self.newest_scalar = Scalar(tensor.detach(), source)
+                self.scalars.append(Scalar(tensor.detach(), source))
 
     def find(self, tensor: Tensor) -> LiveResult | None:
         """What is known of ``tensor``; None where no entry returned it."""
@@ -115,14 +118,14 @@ class LiveResults:
         """Forgets the results of the entries before ``number``."""
         self.given_to_python = [read for read in self.given_to_python if read[0] >= number]
         self._by_id = {key: known for key, known in self._by_id.items() if known.source.entry >= number}
-        if self.newest_scalar is not None and self.newest_scalar.source.entry < number:
-            self.newest_scalar = None
+        while self.scalars and self.scalars[0].source.entry < number:
+            self.scalars.popleft()
 
     def clear(self) -> None:
         """Forgets all."""
         self._by_id.clear()
         self.given_to_python.clear()
-        self.newest_scalar = None
+        self.scalars.clear()
 
 
 class LeftGradients:

@@ -276,6 +276,79 @@ def test_whatever_the_frames_hold_an_error_is_told(fail: Callable[[], object], r
     assert told.source is not None
 
 
+def scaled(
+    folder: Path,
+    *,
+    after_unscaling: Callable[[], object] | None = None,
+    in_step: Callable[[], object] | None = None,
+    goes_on: bool = False,
+) -> Diagnosis:
+    """A run with a scaler of which a step fails, after its gradients are there; the program catches what it raises."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    optimizer, scaler = Stepper(model.parameters(), lr=1e-3), torch.amp.GradScaler("cpu", init_scale=256.0)
+    scope = ampscope.watch(model, scaler, dir=folder, quiet=True)
+
+    def step_of(fails: bool) -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        if fails and after_unscaling is not None:
+            after_unscaling()
+        optimizer.fails = in_step if fails else None
+        scaler.step(optimizer)
+        scaler.update()
+
+    def train() -> None:
+        for step in range(LAST + (3 if goes_on else 1)):
+            with contextlib.suppress(RuntimeError) if goes_on else contextlib.nullcontext():
+                step_of(fails=step == LAST)
+            if goes_on and step == LAST:
+                scaler.update()
+
+    with contextlib.suppress(BaseException):
+        train()
+    scope.close()
+    return ampscope.diagnose(folder)
+
+
+@pytest.mark.parametrize(
+    ("after_unscaling", "in_step", "said"),
+    [
+        (mismatch, None, ("aten.add.Tensor", "forward")),
+        (None, mismatch, ("aten.add.Tensor", "optimizer")),
+        (None, fails(RuntimeError("shapes of state and parameter differ")), ("", "optimizer")),
+    ],
+)
+def test_an_error_that_the_program_caught_and_made_no_step_after_is_told(
+    after_unscaling: Callable[[], object] | None,
+    in_step: Callable[[], object] | None,
+    said: tuple[str, str],
+    run_folder: Path,
+) -> None:
+    diagnosis = scaled(run_folder, after_unscaling=after_unscaling, in_step=in_step)
+    told = diagnosis.primary
+    assert isinstance(told, Incident), diagnosis.summary
+    assert (told.cause, told.step, told.op, told.phase) == (Cause.EXCEPTION, LAST, *said)
+    assert told.source is not None
+    assert told.source.file.endswith("test_failed_calls.py")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0), StopIteration(), EarlyStop()])
+@pytest.mark.parametrize("place", ["after_unscaling", "in_step"])
+def test_what_stops_a_program_after_the_gradients_is_no_error(
+    error: BaseException, place: str, run_folder: Path
+) -> None:
+    diagnosis = scaled(run_folder, **{place: fails(error)})
+    assert (diagnosis.verdict, diagnosis.incidents) == (Verdict.HEALTHY, ())
+
+
+@pytest.mark.parametrize("place", ["after_unscaling", "in_step"])
+def test_a_loop_that_steps_again_has_got_over_an_error_after_the_gradients(place: str, run_folder: Path) -> None:
+    diagnosis = scaled(run_folder, **{place: mismatch}, goes_on=True)
+    assert (diagnosis.verdict, diagnosis.incidents) == (Verdict.HEALTHY, ())
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0), StopIteration(), EarlyStop()])
 def test_what_a_run_is_stopped_by_is_no_error(error: BaseException, run_folder: Path) -> None:
     diagnosis = watched(run_folder, in_loss=fails(error), in_step=None)
