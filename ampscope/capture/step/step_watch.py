@@ -236,6 +236,7 @@ class StepWatch:
     def _scaler_call_ended(self, call: ScalerCall) -> None:
         with self._own:
             self._observers.tell(StepObserver.scaler_call_ended, call)
+            self._cycle.opened.updated |= call.method is ScalerMethod.UPDATE
             if call.method is ScalerMethod.UNSCALE:
                 with self._guard:
                     self._cycle.opened.unscaled(call.argument, gradients.total_norm(call.argument))
@@ -276,10 +277,10 @@ class StepWatch:
         """Gives up the step in progress: nothing stays installed, and an incident in it cannot be replayed."""
         self._observers.tell(StepObserver.abandoned, reason)
 
-    def give_up(self, reason: str = "", end: run_end.RunEnd = run_end.NOT_KNOWN) -> None:
+    def give_up(self, reason: str = "") -> None:
         """Judges the step in progress as far as it has come, and abandons it."""
         with self._own:
-            self._by_loop.left_unfinished(failed=end.failure is not None)
+            self._by_loop.left_unfinished()
         self.abandon(reason)
 
     def part_failed(self) -> None:
@@ -296,7 +297,7 @@ class StepWatch:
         with self._guard:
             self._endings.attempts.on_device.decide(wait=True)
         if not loop_goes_on:
-            self.give_up(end=end)
+            self.give_up()
         self.drain()
         self._observers.tell(StepObserver.run_ended, end)
         if not loop_goes_on:

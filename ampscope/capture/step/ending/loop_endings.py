@@ -239,13 +239,11 @@ class LoopEndings:
         attempt.opened.by_hand = True
         self._attempts.end(attempt)
 
-    def left_unfinished(self, *, failed: bool = False) -> None:
-        """The loop ends, or gives up the step, before an optimizer steps: the loss may be why.
+    def left_unfinished(self) -> None:
+        """The loop ends, or gives up the step, before an optimizer steps: the loss may be why, or its gradients.
 
-        Loops look at it themselves and stop, with backward called or not; autograd's anomaly mode does so in backward.
-
-        Args:
-            failed: An error ended the run; gradients that the loop itself has looked at may be why, too.
+        Loops look at them and stop, with backward called or not; autograd's anomaly mode does so in backward. Gradients
+        are judged if they are free of a scale, and the loop has not told the scaler of them.
         """
         if not self._cycle.is_open or self._tape.broken:
             return
@@ -266,10 +264,11 @@ class LoopEndings:
             if bad := verdict.of_loss_alone(opened):
                 opened.bad = self._attempts.current or self._attempts.expected(self._weights())
                 self._attempts.found(opened.bad, bad)
-            elif failed and opened.micro_batches and opened.scaler is None:
+            elif opened.micro_batches and not opened.updated:
                 attempt = self._attempts.expected(self._weights())
-                self._attempts.check(attempt)
-                opened.bad = attempt if attempt.bad else None
+                if opened.scaler is None or id(attempt.optimizer) in opened.norms:
+                    self._attempts.check(attempt)
+                    opened.bad = attempt if attempt.bad else None
 
 
 def _are_finite(values: Sequence[Tensor]) -> bool:

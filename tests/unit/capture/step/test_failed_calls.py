@@ -387,3 +387,44 @@ def test_gradients_that_the_loop_itself_gave_the_run_up_for_are_told(run_folder:
     told = ampscope.diagnose(run_folder).primary
     assert isinstance(told, Incident)
     assert (told.cause, told.step) == (Cause.SQRT_GRAD_ZERO, LAST)
+
+
+def left_at_bad_gradients(
+    folder: Path, *, scaler: torch.amp.GradScaler | None, tells_scaler: bool = False, unscales: bool = True
+) -> Diagnosis:
+    """A loop that looks at its gradients after its third backward, and ends without a word."""
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scope = ampscope.watch(model, scaler, dir=folder, quiet=True)
+    for step in range(LAST + 1):
+        optimizer.zero_grad()
+        x = model(torch.randn(4, 8))
+        loss = (x - x if step == LAST else x + 9.0).abs().sqrt().mean()
+        (scaler.scale(loss) if scaler else loss).backward()
+        if scaler and (unscales or step < LAST):
+            scaler.unscale_(optimizer)
+        if step == LAST:
+            break
+        (scaler.step if scaler else lambda each: each.step())(optimizer)
+        if scaler:
+            scaler.update()
+    if scaler and tells_scaler:
+        scaler.update()
+    scope.close()
+    return ampscope.diagnose(folder)
+
+
+@pytest.mark.parametrize("with_scaler", [True, False])
+def test_bad_gradients_that_a_loop_ends_at_are_told(with_scaler: bool, run_folder: Path) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if with_scaler else None
+    told = left_at_bad_gradients(run_folder, scaler=scaler).primary
+    assert isinstance(told, Incident)
+    assert (told.cause, told.step) == (Cause.SQRT_GRAD_ZERO, LAST)
+
+
+@pytest.mark.parametrize("asked", [{"tells_scaler": True}, {"unscales": False}])
+def test_gradients_that_the_scaler_skips_or_scales_are_no_reason_to_end(
+    asked: dict[str, bool], run_folder: Path
+) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    assert left_at_bad_gradients(run_folder, scaler=scaler, **asked).incidents == ()
