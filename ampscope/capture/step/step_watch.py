@@ -277,10 +277,10 @@ class StepWatch:
         """Gives up the step in progress: nothing stays installed, and an incident in it cannot be replayed."""
         self._observers.tell(StepObserver.abandoned, reason)
 
-    def give_up(self, reason: str = "") -> None:
+    def give_up(self, reason: str = "", failure: BaseException | None = None) -> None:
         """Judges the step in progress as far as it has come, and abandons it."""
         with self._own:
-            self._by_loop.left_unfinished()
+            self._by_loop.left_unfinished(failure)
         self.abandon(reason)
 
     def part_failed(self) -> None:
@@ -297,7 +297,7 @@ class StepWatch:
         with self._guard:
             self._endings.attempts.on_device.decide(wait=True)
         if not loop_goes_on:
-            self.give_up()
+            self.give_up(failure=end.failure)
         self.drain()
         self._observers.tell(StepObserver.run_ended, end)
         if not loop_goes_on:

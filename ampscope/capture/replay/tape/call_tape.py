@@ -210,6 +210,18 @@ class Tape:
         self._append(entry)
         return newest.value
 
+    def sum_up_bad(self, ambient: Ambient) -> bool:
+        """Adds the sum of the newest result of the step that is not finite; returns whether there is one."""
+        results = sorted(self.results.alive(), key=lambda each: (each[1].entry, each[1].leaf), reverse=True)
+        graph = (tensor for tensor, source in results if tensor.requires_grad and source.entry >= self.start)
+        bad = next((tensor for tensor in graph if not stats.finite(tensor)), None)
+        if bad is None:
+            return False
+        with torch.enable_grad():
+            total = bad.sum()
+        self.function_call(torch.sum, (bad,), {}, total, ambient=ambient, place=NOWHERE, random=None, originals={})
+        return True
+
     def collective_call(
         self, call: Callable[..., Any], args: tuple[Any, ...], *, ambient: Ambient, place: Place
     ) -> tuple[int, Entry]:

@@ -23,6 +23,10 @@ from ampscope.trace.schema import Phase
 #: What torch says of a number that does not fit the tensor's dtype.
 _DOES_NOT_FIT = re.compile(r"value cannot be converted to type (?:c10|at)::(\w+) without overflow")
 _DTYPES = {"Half": "float16", "BFloat16": "bfloat16"}
+#: How errors speak of numbers that are not finite.
+_NOT_FINITE = re.compile(
+    r"\b(nans?|infs?|infinit\w*|non-?finite|not finite|isfinite|isnan|isinf|invalid values?)\b", re.IGNORECASE
+)
 #: By these a program tells itself something.
 _CONTROL_FLOW = (StopIteration, StopAsyncIteration)
 _OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.MatMult: "matmul", ast.Pow: "pow"}
@@ -47,6 +51,11 @@ class FailedCall:
     dtype: str = ""  #: of the tensor that the call was made on
     value: float | None = None  #: the number that does not fit the dtype
     does_not_fit: bool = False  #: torch refused a number for that reason
+
+    @property
+    def speaks_of_values(self) -> bool:
+        """Whether the error, or the line that it was raised at, is about numbers that are not finite."""
+        return not self.does_not_fit and _NOT_FINITE.search(f"{self.message} {self.code}") is not None
 
     def as_evidence(self) -> dict[str, Any]:
         """What goes into an incident's row."""

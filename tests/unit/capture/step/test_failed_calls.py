@@ -428,3 +428,41 @@ def test_gradients_that_the_scaler_skips_or_scales_are_no_reason_to_end(
 ) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     assert left_at_bad_gradients(run_folder, scaler=scaler, **asked).incidents == ()
+
+
+def left_by(folder: Path, error: str, *, bad: bool, masked: bool = False) -> Incident:
+    """A run inside ``with`` that an error ends before its third step has a loss."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with contextlib.suppress(ValueError), ampscope.watch(model, dir=folder, quiet=True):
+        for step in range(LAST + 1):
+            optimizer.zero_grad()
+            out = model(torch.randn(4, 8))
+            scores = torch.log(out * 0.0) if bad and step == LAST else out
+            scores = scores.masked_fill(scores > 0, -torch.inf) if masked else scores
+            if step == LAST:
+                raise ValueError(error)
+            scores.softmax(-1).square().mean().backward()
+            optimizer.step()
+    told = ampscope.diagnose(folder).primary
+    assert isinstance(told, Incident)
+    return told
+
+
+def test_the_origin_of_the_values_that_an_error_speaks_of_is_told_with_it(run_folder: Path) -> None:
+    told = left_by(run_folder, "the scores hold inf", bad=True)
+    assert (told.cause, told.op, told.step, told.replay) == (Cause.LOG_ZERO, "aten.log.default", LAST, "exact")
+    assert told.explanation.endswith("The error that it led to: ValueError: the scores hold inf.")
+
+
+@pytest.mark.parametrize(
+    ("error", "bad", "masked"),
+    [("labels are out of range", True, False), ("the labels hold NaN", False, False), ("NaN in labels", False, True)],
+)
+def test_values_have_no_part_in_an_error_unless_it_speaks_of_them_and_they_are_bad(
+    error: str, bad: bool, masked: bool, run_folder: Path
+) -> None:
+    told = left_by(run_folder, error, bad=bad, masked=masked)
+    assert (told.cause, told.step) == (Cause.EXCEPTION, LAST)
+    assert error in told.explanation
