@@ -60,14 +60,14 @@ def in_a_closure(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None
     optimizer.step(closure)
 
 
-def after_a_saliency_map(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+def after_a_saliency_map(model: nn.Sequential, optimizer: Any, x: Tensor, y: Tensor) -> None:
     x.requires_grad_(True)
     loss = loss_of(model, x, y)
     torch.autograd.grad(model[0](x).mean(), x)
     before_the_backward_of(loss, optimizer)
 
 
-def after_a_gradient_norm(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+def after_a_gradient_norm(model: nn.Sequential, optimizer: Any, x: Tensor, y: Tensor) -> None:
     loss = loss_of(model, x, y)
     weight = model[0].weight
     (gradient,) = torch.autograd.grad(model[0](x).square().mean(), weight, create_graph=True)

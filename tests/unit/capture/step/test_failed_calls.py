@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -210,12 +211,12 @@ class _HalfMade(torch.distributions.Normal):
 class _Liar:
     """Answers no question about itself."""
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]  # as lazy objects and proxies have it
+    @property  # type: ignore[misc]  # as lazy objects and proxies have it
+    def __class__(self) -> type:
         raise ValueError("asked of its class")
 
     @property
-    def __dict__(self) -> dict[str, object]:  # type: ignore[override]
+    def __dict__(self) -> dict[str, object]:
         raise ValueError("asked of its attributes")
 
     def __repr__(self) -> str:
@@ -240,7 +241,7 @@ class _SilentError(RuntimeError):
 
 def _refused_argument() -> Tensor:
     low, high = _Liar(), _Bound(1.0)
-    return torch.clamp(torch.ones(3), low, high)  # type: ignore[call-overload, no-any-return]
+    return torch.clamp(torch.ones(3), low, high)  # type: ignore[call-overload]
 
 
 def _without_a_name() -> None:
@@ -339,13 +340,15 @@ def test_an_error_that_the_program_caught_and_made_no_step_after_is_told(
 def test_what_stops_a_program_after_the_gradients_is_no_error(
     error: BaseException, place: str, run_folder: Path
 ) -> None:
-    diagnosis = scaled(run_folder, **{place: fails(error)})
+    at: dict[str, Any] = {place: fails(error)}
+    diagnosis = scaled(run_folder, **at)
     assert (diagnosis.verdict, diagnosis.incidents) == (Verdict.HEALTHY, ())
 
 
 @pytest.mark.parametrize("place", ["after_unscaling", "in_step"])
 def test_a_loop_that_steps_again_has_got_over_an_error_after_the_gradients(place: str, run_folder: Path) -> None:
-    diagnosis = scaled(run_folder, **{place: mismatch}, goes_on=True)
+    at: dict[str, Any] = {place: mismatch}
+    diagnosis = scaled(run_folder, **at, goes_on=True)
     assert (diagnosis.verdict, diagnosis.incidents) == (Verdict.HEALTHY, ())
 
 
