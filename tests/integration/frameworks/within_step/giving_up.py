@@ -69,7 +69,7 @@ def after_a_saliency_map(model: nn.Sequential, optimizer: Any, x: Tensor, y: Ten
 
 def after_a_gradient_norm(model: nn.Sequential, optimizer: Any, x: Tensor, y: Tensor) -> None:
     loss = loss_of(model, x, y)
-    weight = model[0].weight
+    weight = next(model[0].parameters())
     (gradient,) = torch.autograd.grad(model[0](x).square().mean(), weight, create_graph=True)
     gradient.norm().square()  # of which the loop has use elsewhere
     before_the_backward_of(loss, optimizer)
