@@ -163,7 +163,8 @@ class Scope(Configurable):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
-            self.note(f"left by {type(error).__name__}: {error}")
+            with Suppressed():  # an error may fail to say what it is
+                self.note(f"left by {type(error).__name__}: {error}")
         self._close(run_end.RunEnd(error, is_known=True))
 
     def __repr__(self) -> str:

@@ -21,8 +21,8 @@ def diagnose(
 ) -> None:
     """Say what went wrong in a run, or is about to, where, why, and what to change.
 
-    The exit code is 0 for a healthy run and one at risk, 1 for one with a problem, 2 if nothing was observed or it
-    cannot be read.
+    The exit code is 0 for a healthy run and one at risk, 1 for one with a problem, 2 if not all was observed, or
+    nothing, or it cannot be read.
     """
     from ampscope.analysis.diagnosis.diagnosis import diagnose as diagnosis_of
     from ampscope.cli.shared.terminal import show
@@ -35,5 +35,7 @@ def diagnose(
         typer.echo(as_json(diagnosis))
     else:
         show(as_text(diagnosis))
-    at_risk = diagnosis.verdict is Verdict.AT_RISK
-    raise typer.Exit(Exit.PROBLEM if strict and at_risk else Exit[diagnosis.verdict.name])
+    verdict = diagnosis.verdict
+    if verdict is Verdict.AT_RISK and (strict or diagnosis.unobserved):
+        verdict = Verdict.PROBLEM if strict else Verdict.PARTLY_OBSERVED
+    raise typer.Exit(Exit[verdict.name])

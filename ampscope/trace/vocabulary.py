@@ -137,6 +137,9 @@ class Verdict(StrEnum):
     HEALTHY = "healthy"
     AT_RISK = "at_risk"  #: nothing is wrong yet, and something measured says that it will be
     PROBLEM = "problem"
+    PARTLY_OBSERVED = (
+        "partly_observed"  #: nothing is wrong in what was looked at, which is not all that should have been
+    )
     NOT_OBSERVED = "not_observed"  #: nothing was seen that would allow a verdict
 
 
@@ -163,6 +166,12 @@ DEVICE_FAILED = "for the device had failed in what the training ran on it"
 STEP_RECORD = "the step record"
 #: The part of capture that keeps a step's calls: what looks into a step, bad or not, needs it.
 STEP_TAPE = "the step tape"
+#: The part of capture that reads weights and optimizer state from time to time.
+STATE_LOOK = "the look at the state"
+#: It does so after one step in this many, and after steps 0, 1, 2, 4, ... before that.
+LOOK_EVERY = 64
+#: How parts of capture are called that tell others of a run, or keep files beside it: without them no less is seen.
+BESIDE = ("the tracker ", "on_incident ", "the webhook ", "the diagnosis of alerts ", "the keeping of operands ")
 #: How notes on the time line begin that tell of ranges while the run trains: of a value that may overflow at any step,
 #: and of one that grows.
 RANGE_ALARMS = NEAR_OVERFLOW, OVERFLOW_AHEAD = "near overflow", "overflow ahead"

@@ -45,7 +45,7 @@ from data.run_results import closest_of, diagnosis_of, overview_of, scale_histor
 from data.run_snapshot import RunSnapshot
 
 #: Nothing is broken: what is to be seen first is how far it is from that.
-_CALM = (Verdict.HEALTHY, Verdict.AT_RISK)
+_CALM = (Verdict.HEALTHY, Verdict.AT_RISK, Verdict.PARTLY_OBSERVED)
 #: Rows of the heat map: modules, not what holds them.
 _ROWS, _DEEP = 8, 100
 

@@ -54,7 +54,7 @@ def banner(diagnosis: Diagnosis) -> str:
     """The verdict in one word, and what is wrong in a few."""
     primary = diagnosis.primary
     kind = primary.severity.value if primary else "good" if diagnosis.verdict is Verdict.HEALTHY else "warning"
-    words = what(primary) if primary else ""
+    words = what(primary) if primary else " ".join(diagnosis.unobserved)
     return (
         f'<div class="amp-wall {kind}" role="status"><b>{verdict_in_words(diagnosis.verdict)}</b>'
         f"<span>{as_html(words, 160)}</span></div>"

@@ -88,6 +88,6 @@ def _short_verdict(path: Path) -> ShortVerdict:
         found = diagnose(path)
     except AmpscopeError as error:
         return ShortVerdict("unreadable", str(error))
-    what = cause_in_words(found.primary.cause) if found.primary else ""
-    what = found.summary if found.verdict is Verdict.NOT_OBSERVED else what
+    calm = "" if found.verdict is Verdict.HEALTHY else found.summary
+    what = cause_in_words(found.primary.cause) if found.primary else calm
     return ShortVerdict(verdict_in_words(found.verdict), what)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ampscope.analysis.cures.program_lines import program_of
+from ampscope.analysis.diagnosis.checked import checked
 from ampscope.analysis.diagnosis.examined import merged
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.ranks.across_ranks import examined_incidents
@@ -16,7 +17,7 @@ from ampscope.analysis.diagnosis.silent.risks.risks import risks
 from ampscope.analysis.diagnosis.silent.silent_failures import silent_failures
 from ampscope.analysis.diagnosis.silent.spikes import led_there, spikes
 from ampscope.analysis.diagnosis.state.state_incidents import without_consequences
-from ampscope.analysis.diagnosis.unobserved import unobserved
+from ampscope.analysis.diagnosis.unobserved import not_looked_at, unobserved
 from ampscope.analysis.origin.step_graph import Sites
 from ampscope.analysis.overview.healed import cures_made, since_then
 from ampscope.analysis.overview.last_good.last_good import last_good
@@ -107,24 +108,27 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
     info = replace(run_info(run, world, history), loop_step=of_loop(newest))
     cures = cures_made(run, sampled)
     unseen = "" if primary else unobserved(run, sampled, info.steps)
+    looked, unlooked = checked(run, sampled), not_looked_at(run)
     return Diagnosis(
         run=info,
-        verdict=_verdict(primary, unseen),
-        summary=unseen or summary(primary, steps=info.steps, skipped=info.skipped, incidents=incidents),
+        verdict=_verdict(primary, unseen, unlooked),
+        summary=unseen or summary(primary, info, looked, incidents=incidents, unlooked=unlooked),
         primary=primary,
         incidents=tuple(incidents),
         findings=mistakes,
         scale=scale,
-        note=only_recorded(run),
+        checked=looked,
+        unobserved=unlooked,
+        note=" ".join(filter(None, (only_recorded(run), *(unlooked if primary or unseen else ())))),
         ranks=ranks_story(ranks_in_numbers(run)) if whole and world.is_shared else (),
         cures=cures,
         since=since_then(run, sampled, primary, incidents=incidents, cures=cures, history=history),
     )
 
 
-def _verdict(primary: Incident | Finding | None, unseen: str) -> Verdict:
+def _verdict(primary: Incident | Finding | None, unseen: str, unlooked: Sequence[str]) -> Verdict:
     if primary is None:
-        return Verdict.NOT_OBSERVED if unseen else Verdict.HEALTHY
+        return Verdict.NOT_OBSERVED if unseen else Verdict.PARTLY_OBSERVED if unlooked else Verdict.HEALTHY
     return Verdict.AT_RISK if _is_risk(primary) else Verdict.PROBLEM
 
 

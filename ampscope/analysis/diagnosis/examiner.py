@@ -17,7 +17,7 @@ from ampscope.analysis.cures import explicit_half, trials, tried_rows
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context, why_unknown
 from ampscope.analysis.diagnosis.examined import Examined
-from ampscope.analysis.diagnosis.raised import raised
+from ampscope.analysis.diagnosis.raised import led_to_error, raised
 from ampscope.analysis.diagnosis.silent.hidden_overflows import as_hidden, origins_of
 from ampscope.analysis.diagnosis.silent.lost_gradients import as_cast_before, information_lost, lost_gradient
 from ampscope.analysis.diagnosis.state.held_updates import examined_held
@@ -96,13 +96,19 @@ class Examiner:
         if row.trigger in (Trigger.LOST_GRADIENT, Trigger.INFORMATION_LOST):
             return [self._of_lost_gradient(row)] if row.trigger == Trigger.LOST_GRADIENT else self._of_values_lost(row)
         if row.trigger in (Trigger.EXCEPTION, Trigger.UPDATES_LOST):
-            return [raised(row, self._rank) if row.trigger == Trigger.EXCEPTION else examined_held(row, self._rank)]
+            return [self._of_error(row) if row.trigger == Trigger.EXCEPTION else examined_held(row, self._rank)]
         graph, found = self._origins(row)
         if not found:
             return [as_write(row, self._calmed(row, self._without_origin(row)))]
         first = self._calmed(row, self._at_origin(row, graph, found[0], recognise(graph, found[0])))
         first = as_write(row, first._replace(leaves=left_by(graph, found)))
         return [first, *self._others(row, graph, found[1:], first.incident)]
+
+    def _of_error(self, row: IncidentRow) -> Examined:
+        graph, found = self._origins(row)
+        led = self._at_origin(row, graph, found[0], recognise(graph, found[0])) if found else None
+        is_known = led is not None and led.incident.cause is not Cause.UNKNOWN and not led.incident.cause.is_benign
+        return led_to_error(led, row) if led is not None and is_known else raised(row, self._rank)
 
     def _of_values_lost(self, row: IncidentRow) -> list[Examined]:
         graph = StepGraph(self._run, self._sites, row.step, source_of(Source.LIVE, row.optimizer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
@@ -45,6 +46,13 @@ def raised(row: IncidentRow, rank: int) -> Examined:
         rank=rank,
     )
     return Examined(incident, reason)
+
+
+def led_to_error(examined: Examined, row: IncidentRow) -> Examined:
+    """The origin of the values that an error spoke of, with what it said."""
+    call = details(row.evidence)["exception"]
+    said = f"{examined.incident.explanation} The error that it led to: {call.get('error')}: {call.get('message')}"
+    return examined._replace(incident=replace(examined.incident, explanation=f"{said.rstrip(':. ')}."))
 
 
 def _cause(call: dict[str, Any]) -> Match:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.cures import trials
-from ampscope.analysis.results import Finding, Incident, SourceLine
-from ampscope.analysis.words.rank_words import first_ranked, further_in_words, received_in_words
+from ampscope.analysis.results import Checked, Finding, Incident, RunInfo, SourceLine
+from ampscope.analysis.words.rank_words import first_ranked, further_in_words, ranks_in_words, received_in_words
 from ampscope.analysis.words.wording import op_in_words, when_in_words
 from ampscope.trace.schema import Trigger
 from ampscope.trace.vocabulary import Cause
@@ -18,16 +18,24 @@ SCALE_AT_WORK = frozenset(
 )
 
 
-def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, incidents: Sequence[Incident]) -> str:
+def summary(
+    primary: Incident | Finding | None,
+    run: RunInfo,
+    checked: Checked,
+    *,
+    incidents: Sequence[Incident],
+    unlooked: Sequence[str] = (),
+) -> str:
     """The one sentence on a run.
 
     Args:
         primary: What to tell first.
-        steps: Attempts.
-        skipped: Those of them that were skipped.
+        run: Its extent.
+        checked: How much of it was looked at.
         incidents: All of them.
+        unlooked: Why not all was looked at, in sentences.
     """
-    made = "1 step" if steps == 1 else f"{steps:,} steps"
+    made = _counted(run.steps, "step")
     if primary is None:
         causes = {each.cause for each in incidents}
         jumped = next(
@@ -35,7 +43,9 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, inc
         )
         by_scale = not SCALE_AT_WORK.isdisjoint(causes) and Cause.BENIGN_SINGLE_SKIP not in causes
         why = " while the loss scale found its place" if by_scale else ""
-        return f"Nothing is wrong in {made}{f', {skipped:,} of them skipped{why}' if skipped else ''}.{jumped}"
+        skipped = f" ({run.skipped:,} skipped{why})" if run.skipped else ""
+        seen = " that was seen" if unlooked else ""
+        return " ".join((f"No numerical fault{seen} in {made}{skipped}; {_checked(run, checked)}.{jumped}", *unlooked))
     if isinstance(primary, Finding):
         when = when_in_words(primary)
         where = f",{_at(primary.source)}" if primary.source else ""
@@ -57,6 +67,21 @@ def summary(primary: Incident | Finding | None, *, steps: int, skipped: int, inc
     return " ".join(filter(None, told))
 
 
+def _checked(run: RunInfo, checked: Checked) -> str:
+    """How much was looked at, and what was not, as a clause."""
+    every = "it" if run.steps == 1 else "all"
+    parts = {"ops": checked.traced, "gradients": checked.gradients}
+    seen = [f"{name} in {every if n >= run.steps else f'{n:,} of them'}" for name, n in parts.items() if n]
+    seen += [f"weights at {_counted(checked.state_looks, 'look')}"] if checked.state_looks else []
+    unseen = ["ops (no step was traced)"] if not checked.traced else []
+    unseen += ["gradients"] if not checked.gradients else []
+    unseen += ["weights"] if not checked.state_looks else []
+    unseen += [f"{_counted(checked.lost, 'step')} that the trace lacks"] if checked.lost else []
+    unseen += [ranks_in_words(run.missing)] if run.missing else []
+    told = (("checked", seen), ("not checked", unseen))
+    return "; ".join(f"{word}: {', '.join(parts)}" for word, parts in told if parts)
+
+
 def what_happened(primary: Incident | Finding) -> str:
     """What is seen of it, as a sentence without the place and the reason: those are said where they belong."""
     if isinstance(primary, Finding):
@@ -66,6 +91,10 @@ def what_happened(primary: Incident | Finding) -> str:
     if primary.cause.is_benign:
         return ""
     return f"Step {primary.step:,} {_effect(primary)}."
+
+
+def _counted(number: int, one: str) -> str:
+    return f"{number:,} {one}" if number == 1 else f"{number:,} {one}s"
 
 
 def _effect(primary: Incident) -> str:

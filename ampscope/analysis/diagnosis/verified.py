@@ -62,7 +62,7 @@ def verified(before: Diagnosis, after: Diagnosis, found: Sequence[Size], code: i
         word = "still" if back else "that has gone, but as before" if _key(left) in others else "now"
         told = f"before, {was}; with the remedy, {word} {item_in_words(left)} at step {left.step}"
         return Outcome.FAILED, f"Not cured: {told}.{still}"
-    if after.verdict is Verdict.NOT_OBSERVED or after.run.steps <= failed.step or not found:
+    if after.verdict in (Verdict.NOT_OBSERVED, Verdict.PARTLY_OBSERVED) or after.run.steps <= failed.step or not found:
         unseen = "" if found else ", and its loss and gradient norm are not known"
         return Outcome.NOT_KNOWN, f"Not known: before, {was}; the new run made {made}{unseen}.{still}"
     sizes_now = ", ".join(f"the {each.quantity} {number(each.now)} (usual: {number(each.usual)})" for each in found)

@@ -78,6 +78,16 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """How much of a run was looked at, on the rank whose steps are counted."""
+
+    traced: int = 0  #: attempts whose ops were recorded
+    gradients: int = 0  #: attempts whose gradients were judged
+    state_looks: int = 0  #: how often all weights and optimizer state were read
+    lost: int = 0  #: attempts between the first and the last whose rows are not in the trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MadeCure:
     """A change that healing has made in the training (``watch(..., heal=True)``)."""
 
@@ -110,3 +120,5 @@ class Diagnosis(NotebookRepr):
     ranks: tuple[str, ...] = ()  #: what there is to say of the ranks together, in sentences; empty where there is one
     cures: tuple[MadeCure, ...] = ()  #: what healing has changed
     since: str = ""  #: whether what is told first has come back since the run was resumed or healed
+    checked: Checked = Checked()
+    unobserved: tuple[str, ...] = ()  #: why not all was looked at that should be, in sentences; empty where all was

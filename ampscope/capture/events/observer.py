@@ -48,6 +48,9 @@ class StepObserver:
     def scaler_call_ended(self, call: ScalerCall) -> None:
         """It has run."""
 
+    def scaler_call_lost(self) -> None:
+        """It was left by an exception, an optimizer's own perhaps."""
+
     def attempt_began(self, attempt: StepAttempt) -> None:
         """An optimizer is about to be stepped, or skipped."""
 

@@ -32,6 +32,7 @@ class OpenStep:
     sent: dict[int, Sent] = field(default_factory=dict)  #: norms on their way to the host, by ``id``
     micro_batches: int = 0
     scaler: Any = None  #: that scaled its latest loss
+    updated: bool = False  #: the scaler has heard what unscaling found: the loop itself has passed the optimizer by
     norm: Tensor | None = None  #: of gradients that were judged as they were given, for nothing keeps those
     found_inf: dict[int, Parcel] = field(default_factory=dict)  #: by ``id`` of optimizers whose steps no hook tells of
     doubt: Doubt | None = None  #: gradients that were not finite when they were given
@@ -58,7 +59,7 @@ class OpenStep:
 
     def unscaled(self, optimizer: Optimizer, norm: Tensor | None) -> None:
         """The gradients of ``optimizer``, with this norm, are free of the scale."""
-        self.norms[id(optimizer)] = norm
+        self.norms[id(optimizer)], self.updated = norm, False
         self.send(norm)
 
     def changed(self, optimizer: Optimizer, norm: Tensor | None) -> None:

@@ -334,6 +334,10 @@ class StepTape(StepObserver):
         """Puts the backward onto the tape that the loop did not call on its latest loss; returns that loss, if any."""
         return self._tape.add_missing_backward(process_hooks.original_backward(), self._evaluation.since, ambient)
 
+    def add_backward_of_bad(self, ambient: Ambient) -> bool:
+        """Puts a backward onto the tape of the newest result that is not finite; returns whether there is one."""
+        return self._tape.sum_up_bad(ambient) and self.add_missing_backward(ambient) is not None
+
     def backward_ended(self) -> None:
         """Gradients are there to be touched."""
         self._models.stand_ins.take_up()

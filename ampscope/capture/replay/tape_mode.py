@@ -180,7 +180,7 @@ class TapeMode(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        result, before = NOT_RUN, None
+        result, before, is_loops = NOT_RUN, None, False
         try:
             facts = known_facts.get(func) or facts_of(func)
             if facts.asks or (facts.assigns_gradient and len(args) > 1 and args[1] is None):
@@ -194,6 +194,7 @@ class TapeMode(TorchFunctionMode):
             try:
                 if self._pause.on or self._guard.broken or torch_private.functorch_level() is not None:
                     return func(*args, **kwargs)
+                is_loops = True
                 if self.after_backward:
                     self._routine.heard(facts.name, sys._getframe(1))
                 writes = facts.writes or "out" in kwargs
@@ -220,7 +221,7 @@ class TapeMode(TorchFunctionMode):
             finally:
                 self._handling -= 1
         except BaseException as error:  # noqa: BLE001  # a door
-            if before is not None and result is NOT_RUN and isinstance(error, Exception) and self._raised is not None:
+            if is_loops and result is NOT_RUN and isinstance(error, Exception) and self._raised is not None:
                 with Suppressed():  # a fault would take the place of the loop's own
                     self._raised(error, func, args, kwargs)
             self._left(error)

@@ -52,10 +52,10 @@ from ampscope.capture.torch_support.readback import Readback
 from ampscope.capture.usage.usage_observer import UsageObserver
 from ampscope.capture.usage.usage_watch import UsageWatch
 from ampscope.trace.schema import EventKind
-from ampscope.trace.vocabulary import STEP_RECORD, STEP_TAPE
+from ampscope.trace.vocabulary import STATE_LOOK, STEP_RECORD, STEP_TAPE
 
 #: What the parts do that share a guard, as the user would say it.
-_PARTS = (STEP_RECORD, "the op tracer", "the look at the state", "the following of what the loop carries")
+_PARTS = (STEP_RECORD, "the op tracer", STATE_LOOK, "the following of what the loop carries")
 
 
 def step_watch(

@@ -23,6 +23,7 @@ ORDER: dict[str, str] = {
     "scaler_joined": "heal history usage",
     "scaler_call_began": "heal history usage",
     "scaler_call_ended": "heal tape usage history rows",
+    "scaler_call_lost": "failed",
     "attempt_began": "written carried second",
     "bare_step": "usage",
     "optimizer_steps": "hidden second still ahead heal audit updates rows spikes before trace",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -209,16 +210,25 @@ class StepWatch:
         """Runs a call of a scaler, and returns what it returned."""
         self._scaler_call_began(call)
         scales = call.method is ScalerMethod.SCALE
-        call.result = self._tape.scaled(call, proceed) if scales else self._tape.unheard(proceed)
+        run = partial(self._tape.scaled, call, proceed) if scales else partial(self._tape.unheard, proceed)
+        call.result = self._unless_lost(run)
         self._scaler_call_ended(call)
         return call.result
+
+    def _unless_lost(self, proceed: Callable[[], Any]) -> Any:
+        """Runs what a scaler does; of an exception that leaves it is told."""
+        try:
+            return proceed()
+        except Exception:
+            self._observers.tell(StepObserver.scaler_call_lost)
+            raise
 
     def scaler_step(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """Runs ``scaler.step``; of the run's own optimizers it is an attempt at a step."""
         optimizer = call.argument
         if self.optimizers.owns(optimizer):
             self._scaler_call_began(call)
-            call.result, call.attempt = self._endings.through_scaler(call, proceed)
+            call.result, call.attempt = self._unless_lost(lambda: self._endings.through_scaler(call, proceed))
         else:  # how another model's optimizer is used is no concern of this run
             self._endings.attempts.gradients_complete()
             call.result = self._tape.unheard(proceed)
@@ -242,6 +252,7 @@ class StepWatch:
     def _scaler_call_ended(self, call: ScalerCall) -> None:
         with self._own:
             self._observers.tell(StepObserver.scaler_call_ended, call)
+            self._cycle.opened.updated |= call.method is ScalerMethod.UPDATE
             if call.method is ScalerMethod.UNSCALE:
                 with self._guard:
                     self._endings.attempts.unscaled(call)
@@ -294,11 +305,11 @@ class StepWatch:
         """Gives up the step in progress: nothing stays installed, and an incident in it cannot be replayed."""
         self._observers.tell(StepObserver.abandoned, reason)
 
-    def give_up(self, reason: str = "", end: run_end.RunEnd = run_end.NOT_KNOWN) -> None:
+    def give_up(self, reason: str = "", failure: BaseException | None = None) -> None:
         """Judges the step in progress as far as it has come, and abandons it."""
         with self._own:
             self._endings.settle()
-            self._by_loop.left_unfinished(failed=end.failure is not None)
+            self._by_loop.left_unfinished(failure)
         self.abandon(reason)
 
     def part_failed(self) -> None:
@@ -315,7 +326,7 @@ class StepWatch:
         with self._guard:
             self._endings.attempts.on_device.decide(wait=True)
         if not loop_goes_on:
-            self.give_up(end=end)
+            self.give_up(failure=end.failure)
         self.drain()
         self._observers.tell(StepObserver.run_ended, end)
         if not loop_goes_on:

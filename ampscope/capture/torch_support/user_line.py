@@ -172,7 +172,8 @@ def _look(code: CodeType, frame: FrameType) -> tuple[CodeType, _Home]:
     if is_inner(code.co_filename):
         home = _Home.INNER
     else:
-        home = _Home.FRAMEWORK if _runs_loop(frame.f_globals.get("__name__", "")) else _Home.USER
+        module = frame.f_globals.get("__name__")  # whatever a program has put there
+        home = _Home.FRAMEWORK if type(module) is str and _runs_loop(module) else _Home.USER
     if len(_homes) >= _MOST_HOMES:  # a program that makes code as it runs
         _homes.clear()
     _homes[id(code)] = code, home

@@ -11,6 +11,7 @@ class Exit(IntEnum):
     HEALTHY = 0
     AT_RISK = 0  #: 1 where it was asked for with ``--strict``
     PROBLEM = 1
+    PARTLY_OBSERVED = 2  #: nothing is wrong in what was looked at, which is not all that should have been
     NOT_OBSERVED = 2  #: the run shows nothing that would allow a verdict
     FAILED = 2  #: it could not be read or done; one line on standard error says why
 

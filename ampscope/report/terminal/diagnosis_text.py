@@ -29,6 +29,7 @@ _VERDICT_STYLES = {
     Verdict.HEALTHY: "bold green",
     Verdict.AT_RISK: "bold yellow",
     Verdict.PROBLEM: "bold red",
+    Verdict.PARTLY_OBSERVED: "bold yellow",
     Verdict.NOT_OBSERVED: "bold yellow",
 }
 _REPLAYED_STYLES = {True: "green", False: "yellow"}

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.overview.run_list import RunSummary
-from ampscope.analysis.results import Diagnosis, Finding, Incident
+from ampscope.analysis.results import Diagnosis, Finding
 from ampscope.analysis.words.rank_words import where_ranked
 from ampscope.analysis.words.wording import steps_in_words
 from ampscope.report import numbers
@@ -34,6 +34,7 @@ _STYLES = {
     Verdict.HEALTHY: "green",
     Verdict.AT_RISK: "yellow",
     Verdict.PROBLEM: "red",
+    Verdict.PARTLY_OBSERVED: "yellow",
     Verdict.NOT_OBSERVED: "yellow",
 }
 _NUMERIC = ("steps", "skipped")
@@ -109,7 +110,7 @@ def _row(run: ListedRun) -> tuple[Text, ...]:
     if run.diagnosis is None:
         return path, *map(Text, facts), Text("not examined", style="dim"), Text(evidence(seen))
     verdict = run.diagnosis.verdict
-    what = run.diagnosis.summary if verdict is Verdict.NOT_OBSERVED else _what(run.diagnosis.primary)
+    what = _what(run.diagnosis)
     return path, *map(Text, facts), Text(verdict_in_words(verdict), style=_STYLES[verdict]), Text(visible(what))
 
 
@@ -125,9 +126,10 @@ def evidence(seen: RunSummary) -> str:
     return f"{recorded} recorded" if recorded else "nothing recorded against it"
 
 
-def _what(primary: Incident | Finding | None) -> str:
+def _what(diagnosis: Diagnosis) -> str:
+    primary = diagnosis.primary
     if primary is None:
-        return ""
+        return "" if diagnosis.verdict is Verdict.HEALTHY else diagnosis.summary
     where = f" at {primary.source.file.rpartition('/')[2]}:{primary.source.line}" if primary.source else ""
     when = steps_in_words(primary) if isinstance(primary, Finding) else f"step {primary.step:,}"
     when = " ".join(filter(None, (when, where_ranked(primary))))

@@ -31,6 +31,7 @@ _CALM, _WARNING, _PROBLEM = (
     (SEVERITIES[Severity.WARNING], _EXCLAMATION),
     (ALARM, _EXCLAMATION),
 )
+_MARKS = {Verdict.PROBLEM: _PROBLEM, Verdict.AT_RISK: _WARNING, Verdict.PARTLY_OBSERVED: _WARNING}
 
 
 class Tab(NamedTuple):
@@ -70,7 +71,7 @@ def last_tab() -> Tab:
 
 def tab_icon(verdict: Verdict | None = None, *, is_live: bool = False) -> str:
     """An exclamation mark where something is wrong, else a wave; a dot while the run is being written."""
-    ground, mark = {Verdict.PROBLEM: _PROBLEM, Verdict.AT_RISK: _WARNING}.get(verdict or Verdict.HEALTHY, _CALM)
+    ground, mark = _MARKS.get(verdict or Verdict.HEALTHY, _CALM)
     dot = f'<circle cx="25" cy="7" r="5" fill="{GOOD}" stroke="#fff" stroke-width="2"/>' if is_live else ""
     line = 'fill="none" stroke="#fff" stroke-width="3" stroke-linecap="round" stroke-linejoin="round"'
     shapes = f'<rect width="32" height="32" rx="7" fill="{ground}"/><path d="{mark}" {line}/>{dot}'

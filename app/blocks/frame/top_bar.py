@@ -93,10 +93,10 @@ def _verdict(run: RunSnapshot) -> None:
         return  # the page says so
     primary = diagnosis.primary
     kind = primary.severity.value if primary else "good" if diagnosis.verdict is Verdict.HEALTHY else "warning"
-    words = cause_in_words(primary.cause) if primary else ""
+    words = cause_in_words(primary.cause) if primary else " ".join(diagnosis.unobserved)
     st.html(
         f'<span class="amp-chip {kind}">{verdict_in_words(diagnosis.verdict)}</span> '
-        f'<span class="amp-bar-words">{as_html(words)}</span>',
+        f'<span class="amp-bar-words">{as_html(words, 80)}</span>',
         width="content",
     )
 

@@ -101,6 +101,28 @@ class TestSwitchedOff:
     """A run whose steps look healthy as far as they were seen, and that was not seen to its end."""
 
     @pytest.fixture
+    def one_eyed(self, tmp_path: Path) -> Path:
+        trace = TraceBuilder(tmp_path / "runs" / "one-eyed")
+        for _ in range(4):
+            trace.step()
+        trace.event(EventKind.WARNING, f"the op tracer {SWITCHED_OFF} after ValueError: no (tracer.py:3)", step=2)
+        return trace.close()
+
+    def test_no_view_calls_it_healthy(self, ampscope: Command, one_eyed: Path, tmp_path: Path) -> None:
+        said, why = ampscope("diagnose", one_eyed), "At step 2 the op tracer switched itself off after ValueError: no"
+        assert (said.code, said.err) == (2, "")
+        assert said.out.startswith("PARTLY OBSERVED  one-eyed")
+        assert why in " ".join(said.out.split())
+        told = json.loads(ampscope("diagnose", one_eyed, "--json").out)
+        assert (told["verdict"], told["unobserved"][0][: len(why)]) == ("partly_observed", why)
+        assert told["checked"] == {"traced": 0, "gradients": 4, "state_looks": 3, "lost": 0}
+        assert "partly observed" in ampscope("runs", one_eyed.parent).out
+        assert why in ampscope("runs", one_eyed.parent).out
+        assert ampscope("gate", one_eyed).code == 2
+        assert ampscope("report", one_eyed, "-o", tmp_path / "report.html").code == 0
+        assert why in (tmp_path / "report.html").read_text("utf-8")
+
+    @pytest.fixture
     def blind(self, tmp_path: Path) -> Path:
         trace = TraceBuilder(tmp_path / "runs" / "blind")
         for _ in range(4):

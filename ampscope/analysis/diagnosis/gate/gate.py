@@ -22,6 +22,7 @@ _OF_VERDICTS = {
     Verdict.HEALTHY: Outcome.PASSED,
     Verdict.AT_RISK: Outcome.PASSED,
     Verdict.PROBLEM: Outcome.FAILED,
+    Verdict.PARTLY_OBSERVED: Outcome.NOT_KNOWN,
     Verdict.NOT_OBSERVED: Outcome.NOT_KNOWN,
 }
 
@@ -92,8 +93,8 @@ def _checks(now: _Measured, before: _Measured | None, limits: Limits) -> Iterato
 
 def _verdict(told: Diagnosis, *, strict: bool) -> Check:
     outcome = _OF_VERDICTS[told.verdict]
-    if strict and told.verdict is Verdict.AT_RISK:
-        outcome = Outcome.FAILED
+    if told.verdict is Verdict.AT_RISK and (strict or told.unobserved):
+        outcome = Outcome.FAILED if strict else Outcome.NOT_KNOWN
     primary = told.primary
     return Check(
         limit=Limit.VERDICT,

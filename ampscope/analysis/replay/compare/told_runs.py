@@ -26,6 +26,7 @@ _VERDICTS = {
     Verdict.HEALTHY: "is healthy",
     Verdict.AT_RISK: "is at risk",
     Verdict.PROBLEM: "has a problem",
+    Verdict.PARTLY_OBSERVED: "was observed in part",
     Verdict.NOT_OBSERVED: "was not observed",
 }
 _ENVIRONMENT = 30.0

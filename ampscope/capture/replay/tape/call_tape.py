@@ -41,6 +41,7 @@ from ampscope.capture.torch_support.calls.random_state import RandomState
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
+from ampscope.capture.tracing.statistics import stats
 
 #: A tape longer than this is given up: a loop that never steps would otherwise keep every batch alive.
 MAX_ENTRIES = 20_000
@@ -198,6 +199,9 @@ class Tape:
     def add_missing_backward(self, call: Callable[..., Any], since: int, ambient: Ambient) -> Tensor | None:
         """Adds the backward that the loop did not call on the latest single value that it could have called it on.
 
+        Where the loop has asked for gradients (``autograd.grad``) of something else, perhaps, than its loss, of those
+        values that it made no other of one that is not finite comes first.
+
         Args:
             call: What runs a backward.
             since: Number of the first entry to look at.
@@ -206,15 +210,33 @@ class Tape:
         Returns:
             That value; None where there is none, or backward was called after it.
         """
-        newest = self.results.newest_scalar
         backwards = (number for number in range(self.start, self.end) if self[number].kind is EntryKind.BACKWARD)
-        if newest is None or newest.source.entry < max(since, self.start, *backwards):
+        first = max(since, self.start, *backwards)
+        scalars = [each for each in self.results.scalars if each.source.entry >= first]
+        if not scalars:
             return None
+        newest = scalars[-1]
+        if any(self[number].call is torch.autograd.grad for number in range(first, self.end)):
+            used = [each for scalar in scalars for each in self[scalar.source.entry].arguments.earlier]
+            ends = (each for each in reversed(scalars) if each.source not in used)
+            newest = next((each for each in ends if not stats.finite(each.value)), newest)
         arguments = Arguments.of((newest.value,), {}, lambda _: newest.source)
         entry = _entry(EntryKind.BACKWARD, call, arguments, ambient, NOWHERE)
         entry.fingerprint = [newest.value.clone()]
         self._append(entry)
         return newest.value
+
+    def sum_up_bad(self, ambient: Ambient) -> bool:
+        """Adds the sum of the newest result of the step that is not finite; returns whether there is one."""
+        results = sorted(self.results.alive(), key=lambda each: (each[1].entry, each[1].leaf), reverse=True)
+        graph = (tensor for tensor, source in results if tensor.requires_grad and source.entry >= self.start)
+        bad = next((tensor for tensor in graph if not stats.finite(tensor)), None)
+        if bad is None:
+            return False
+        with torch.enable_grad():
+            total = bad.sum()
+        self.function_call(torch.sum, (bad,), {}, total, ambient=ambient, place=NOWHERE, random=None, originals={})
+        return True
 
     def collective_call(
         self, call: Callable[..., Any], args: tuple[Any, ...], *, ambient: Ambient, place: Place

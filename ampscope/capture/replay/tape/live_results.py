@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from ampscope.capture.torch_support.torch_private import past_modes, storage_key
 
 #: Elements that are copied after a backward, before the loop overwrites them, in all.
 MOST_COPIED = 1 << 18
+#: Single values that are kept, the latest.
+MOST_SCALARS = 64
 
 
 class LiveResult(NamedTuple):
@@ -47,7 +50,7 @@ class LiveResults:
 
     Attributes:
         by_id: What entries returned, by ``id``; whether the tensor is that one still, `find` asks.
-        newest_scalar: The latest value that a backward could begin from, alive or not.
+        scalars: The latest values that a backward could begin from, alive or not, the newest last.
         given_to_python: Numbers that the loop has read on the host: the entry that comes next, and the one that made
             them; None where no entry did.
     """
@@ -57,7 +60,7 @@ class LiveResults:
         self.by_id: dict[int, LiveResult] = {}
         self._in_storage: dict[int, dict[int, None]] = {}  # keys of `by_id`, for calls that write in place
         self._unsorted: list[int] = []  # those that are not in there yet
-        self.newest_scalar: Scalar | None = None
+        self.scalars: deque[Scalar] = deque(maxlen=MOST_SCALARS)
 
     def add(self, tensor: Tensor, source: EarlierResult, *, written: bool = False) -> None:
         """An entry has returned ``tensor``, or, if ``written``, has overwritten it."""
@@ -69,7 +72,7 @@ class LiveResults:
         if trains and tensor.numel() == 1 and _owns_its_memory(tensor):
             past_dispatch, past_functions = past_modes([tensor])
             with past_dispatch, past_functions:  # no op of the loop's, which modes of the user's may count
-                self.newest_scalar = Scalar(tensor.detach(), source)
+                self.scalars.append(Scalar(tensor.detach(), source))
 
     def find(self, tensor: Tensor) -> LiveResult | None:
         """What is known of ``tensor``; None where no entry returned it."""
@@ -139,14 +142,14 @@ class LiveResults:
         """Forgets the results of the entries before ``number``."""
         self.given_to_python = [read for read in self.given_to_python if read[0] >= number]
         self._forget_all_but({key: known for key, known in self.by_id.items() if known.source.entry >= number})
-        if self.newest_scalar is not None and self.newest_scalar.source.entry < number:
-            self.newest_scalar = None
+        while self.scalars and self.scalars[0].source.entry < number:
+            self.scalars.popleft()
 
     def clear(self) -> None:
         """Forgets all."""
         self._forget_all_but({})
         self.given_to_python.clear()
-        self.newest_scalar = None
+        self.scalars.clear()
 
 
 class LeftGradients:

@@ -83,6 +83,10 @@ class FailedCalls(StepObserver):
             self._in_backward = False
             self._note_passing(Phase.BACKWARD)
 
+    def scaler_call_lost(self) -> None:
+        """A method of a scaler raised, or the optimizer in it; by its name an error tells from what stops a program."""
+        self._note_passing(Phase.OPTIMIZER, on_purpose=RunEnd(sys.exc_info()[1]).failure is not None)
+
     def step_ended(self, _: EndedStep) -> None:
         """The loop goes on."""
         self._last = None
@@ -116,11 +120,11 @@ class FailedCalls(StepObserver):
         call = failed_call.of_error(end.failure, self._models.names, on_purpose=True)
         return _Raised(call, failed_call.phase_of(end.failure, self._models.names), None) if call is not None else None
 
-    def _note_passing(self, phase: Phase) -> None:
+    def _note_passing(self, phase: Phase, *, on_purpose: bool = False) -> None:
         """Looks at the exception that is being handled."""
         error = sys.exc_info()[1]
         self._seen = id(error)
-        self._note(failed_call.of_error(error, self._models.names), phase)
+        self._note(failed_call.of_error(error, self._models.names, on_purpose=on_purpose), phase)
 
     def _note(self, call: FailedCall | None, phase: Phase) -> None:
         self._last = _Raised(call, phase, UserFrame.now()) if call is not None else None

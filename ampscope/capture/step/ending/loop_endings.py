@@ -16,6 +16,7 @@ from ampscope.capture.step.cycle import State
 from ampscope.capture.step.ending import verdict
 from ampscope.capture.step.ending.attempts import Attempts
 from ampscope.capture.step.measures import gradients
+from ampscope.capture.torch_support.calls import failed_call
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.tracing.statistics import stats
 
@@ -239,13 +240,14 @@ class LoopEndings:
         attempt.opened.by_hand = True
         self._attempts.end(attempt)
 
-    def left_unfinished(self, *, failed: bool = False) -> None:
-        """The loop ends, or gives up the step, before an optimizer steps: the loss may be why.
+    def left_unfinished(self, failure: BaseException | None = None) -> None:
+        """The loop ends, or gives up the step, before an optimizer steps: the loss may be why, or its gradients.
 
-        Loops look at it themselves and stop, with backward called or not; autograd's anomaly mode does so in backward.
+        Loops look at them and stop, with backward called or not; autograd's anomaly mode does so in backward. Gradients
+        are judged if they are free of a scale, and the loop has not told the scaler of them.
 
         Args:
-            failed: An error ended the run; gradients that the loop itself has looked at may be why, too.
+            failure: An error that ended the run; one that speaks of values may have come before there was a loss.
         """
         if not self._cycle.is_open or self._tape.broken:
             return
@@ -266,10 +268,15 @@ class LoopEndings:
             if bad := verdict.of_loss_alone(opened):
                 opened.bad = self._attempts.current or self._attempts.expected(self._weights())
                 self._attempts.found(opened.bad, bad)
-            elif failed and opened.micro_batches and opened.scaler is None:
+            elif opened.micro_batches and not opened.updated:
                 attempt = self._attempts.expected(self._weights())
-                self._attempts.check(attempt)
-                opened.bad = attempt if attempt.bad else None
+                if opened.scaler is None or id(attempt.optimizer) in opened.norms:
+                    self._attempts.check(attempt)
+                    opened.bad = attempt if attempt.bad else None
+            call = failed_call.of_error(failure, self._models.names, on_purpose=True) if opened.bad is None else None
+            if call is not None and call.speaks_of_values and self._tape.add_backward_of_bad(self._own.ambient):
+                opened.bad = self._attempts.current or self._attempts.expected(self._weights())
+                self._attempts.found(opened.bad, verdict.of_error(call))
 
 
 def _are_finite(values: Sequence[Tensor]) -> bool:

@@ -13,8 +13,9 @@ from ampscope.capture.events.open_step import OpenStep, StepAttempt
 from ampscope.capture.replay.results import Symptom
 from ampscope.capture.step.measures import gradients
 from ampscope.capture.step.measures.state.held import Held
+from ampscope.capture.torch_support.calls.failed_call import FailedCall
 from ampscope.capture.torch_support.models import Models
-from ampscope.trace.schema import StateKind, Trigger
+from ampscope.trace.schema import Phase, StateKind, Trigger
 
 
 class Verdict(NamedTuple):
@@ -82,6 +83,12 @@ def of_what_gradients_hide(
 def of_updates() -> Verdict:
     """What the loop itself is about to move weights by is not finite, though its gradients are."""
     return Verdict(Trigger.NONFINITE_WEIGHT, Symptom())
+
+
+def of_error(call: FailedCall) -> Verdict:
+    """An error ended the run that speaks of values which are not finite, and such are there."""
+    told = {**call.as_evidence(), "phase": Phase.FORWARD}
+    return Verdict(Trigger.EXCEPTION, Symptom(loss=True), {"exception": told})
 
 
 def of_loss_alone(opened: OpenStep) -> Verdict | None:

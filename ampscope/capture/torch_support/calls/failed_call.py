@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import inspect
 import linecache
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,16 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.user_line import NOWHERE, Place, is_capture, is_inner, user_place
 from ampscope.trace.schema import Phase
 
 #: What torch says of a number that does not fit the tensor's dtype.
 _DOES_NOT_FIT = re.compile(r"value cannot be converted to type (?:c10|at)::(\w+) without overflow")
 _DTYPES = {"Half": "float16", "BFloat16": "bfloat16"}
+#: How errors speak of numbers that are not finite.
+_NOT_FINITE = re.compile(
+    r"\b(nans?|infs?|infinit\w*|non-?finite|not finite|isfinite|isnan|isinf|invalid values?)\b", re.IGNORECASE
+)
 #: By these a program tells itself something.
 _CONTROL_FLOW = (StopIteration, StopAsyncIteration)
 _OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.MatMult: "matmul", ast.Pow: "pow"}
-_OPS_IN_PYTHON = ("torch.functional", "torch.nn.functional")
+_OPS_IN_PYTHON = ("torch.functional", "torch.nn.functional", "torch._tensor")
 _MESSAGE = 300
 _UNKNOWN = object()
 
@@ -45,6 +51,11 @@ class FailedCall:
     dtype: str = ""  #: of the tensor that the call was made on
     value: float | None = None  #: the number that does not fit the dtype
     does_not_fit: bool = False  #: torch refused a number for that reason
+
+    @property
+    def speaks_of_values(self) -> bool:
+        """Whether the error, or the line that it was raised at, is about numbers that are not finite."""
+        return not self.does_not_fit and _NOT_FINITE.search(f"{self.message} {self.code}") is not None
 
     def as_evidence(self) -> dict[str, Any]:
         """What goes into an incident's row."""
@@ -70,16 +81,15 @@ def of_error(error: BaseException | None, names: Mapping[int, str], *, on_purpos
     users = [index for index, step in enumerate(steps) if not is_inner(step.tb_frame.f_code.co_filename)]
     user = steps[users[-1]] if users else None
     place = Place(user.tb_frame.f_code, user.tb_lineno) if user is not None else user_place() or NOWHERE
-    calls = [_call(step) for step in steps[users[-1] if users else 0 :]]
     module = next((each for step in reversed(steps) if (each := _module(step.tb_frame, names)) is not None), None)
     where = (names[id(module)], type(module).__name__) if module is not None else ("", "")
-    return _described(error, next(filter(_overload, calls), calls[0]), place, where)  # the user's own call first
+    return _described(error, lambda: _first_op(steps[users[-1] if users else 0 :]), place, where)
 
 
 def phase_of(error: BaseException, names: Mapping[int, str]) -> Phase:
     """Where in a step an exception was raised, by the frames that it has left."""
     steps = list(_steps(error.__traceback__))
-    if any(isinstance(step.tb_frame.f_locals.get("self"), Optimizer) for step in steps):
+    if any(_self_of(step.tb_frame, Optimizer) is not None for step in steps):
         return Phase.OPTIMIZER
     return Phase.FORWARD if any(_module(step.tb_frame, names) is not None for step in steps) else Phase.LOSS
 
@@ -88,8 +98,9 @@ def of_function(error: Exception, func: Callable[..., Any], args: Any, kwargs: A
     """The same of a torch function that the loop called by itself."""
     if isinstance(error, _CONTROL_FLOW):
         return None
-    call = _Call(getattr(func, "__name__", ""), [*args, *kwargs.values()])
-    return _described(error, call, user_place() or NOWHERE)
+    return _described(
+        error, lambda: _Call(getattr(func, "__name__", ""), [*args, *kwargs.values()]), user_place() or NOWHERE
+    )
 
 
 class _Call(NamedTuple):
@@ -99,13 +110,20 @@ class _Call(NamedTuple):
     values: Sequence[Any] = ()
 
 
-def _described(error: BaseException, call: _Call, place: Place, module: tuple[str, str] = ("", "")) -> FailedCall:
-    message = (str(error).splitlines() or [""])[0][:_MESSAGE]
+def _described(
+    error: BaseException, look: Callable[[], _Call], place: Place, module: tuple[str, str] = ("", "")
+) -> FailedCall:
+    """An error and its call, of which ``look`` tells what it can: what a program holds may be half made, or lie."""
+    message, call, op, numbers, of_tensor = "", _Call(), "", list[float](), ""
+    with Suppressed():
+        message = (str(error).splitlines() or [""])[0][:_MESSAGE]
+    with Suppressed():
+        call = look()
+        op = _overload(call)
+        tensor = next((value for value in call.values if issubclass(type(value), Tensor)), None)
+        of_tensor = str(tensor.dtype).partition(".")[2] if tensor is not None else ""
+        numbers = [float(value) for value in call.values if _is_number(value)]
     fits_not = _DOES_NOT_FIT.search(message)
-    tensor = next((value for value in call.values if isinstance(value, Tensor)), None)
-    of_tensor = str(tensor.dtype).partition(".")[2] if tensor is not None else ""
-    dtype = _DTYPES.get(fits_not[1], fits_not[1]) if fits_not else of_tensor
-    numbers = [float(value) for value in call.values if _is_number(value)]
     return FailedCall(
         error=type(error).__name__,
         message=message,
@@ -113,10 +131,10 @@ def _described(error: BaseException, call: _Call, place: Place, module: tuple[st
         line=place.line,
         function=place.function,
         code=place.text,
-        op=_overload(call),
+        op=op,
         module=module[0],
         module_type=module[1],
-        dtype=dtype,
+        dtype=_DTYPES.get(fits_not[1], fits_not[1]) if fits_not else of_tensor,
         value=max(numbers, key=abs, default=None) if fits_not else None,
         does_not_fit=fits_not is not None,
     )
@@ -140,11 +158,25 @@ def _raises(step: TracebackType) -> bool:
 
 
 def _module(frame: FrameType, names: Mapping[int, str]) -> nn.Module | None:
-    found = frame.f_locals.get("self")
-    return found if isinstance(found, nn.Module) and id(found) in names else None
+    found = _self_of(frame, nn.Module)
+    return found if id(found) in names else None
+
+
+def _self_of(frame: FrameType, kind: type) -> Any:
+    """The object whose method runs in a frame, if it is one of a ``kind``; None of others. Asks the object nothing."""
+    found: Any = None
+    with Suppressed():  # a namespace may be of the program's own making
+        found = frame.f_locals.get("self")
+    return found if issubclass(type(found), kind) else None
 
 
 # -- the call, as its line shows it -----------------------------------------------------------------------------------
+
+
+def _first_op(steps: Sequence[TracebackType]) -> _Call:
+    """The outermost call of an op, which is the user's own where that is one; else the outermost call."""
+    calls = [_call(step) for step in steps]
+    return next(filter(_overload, calls), calls[0])
 
 
 def _call(step: TracebackType) -> _Call:
@@ -161,13 +193,13 @@ def _call(step: TracebackType) -> _Call:
     values = [_value(each, frame) for each in [*node.args, *(keyword.value for keyword in node.keywords)]]
     if isinstance(node.func, ast.Attribute):
         owner = _value(node.func.value, frame)
-        return _Call(node.func.attr, values if isinstance(owner, ModuleType) else [owner, *values])
+        return _Call(node.func.attr, values if type(owner) is ModuleType else [owner, *values])
     return _Call(node.func.id if isinstance(node.func, ast.Name) else "", values)
 
 
 def _is_program(called: Any) -> bool:
     """Whether what was called is a function in Python, which may have the name of an op, and none of torch's own."""
-    return isinstance(called, FunctionType) and called.__module__ not in _OPS_IN_PYTHON
+    return type(called) is FunctionType and called.__module__ not in _OPS_IN_PYTHON
 
 
 def _parsed(filename: str, line: int | None, last: int | None, column: int | None, end: int | None) -> ast.expr | None:
@@ -193,7 +225,7 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id, _UNKNOWN))
     if isinstance(node, ast.Attribute):
         owner = _value(node.value, frame)
-        return getattr(owner, "__dict__", {}).get(node.attr, _UNKNOWN) if owner is not _UNKNOWN else _UNKNOWN
+        return inspect.getattr_static(owner, node.attr, _UNKNOWN) if owner is not _UNKNOWN else _UNKNOWN
     return _UNKNOWN
 
 
@@ -201,14 +233,14 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return issubclass(type(value), (int, float)) and type(value) is not bool
 
 
 def _overload(call: _Call) -> str:
     """The overload of an ATen op that takes such arguments; where none is known to, the op without one."""
     name = call.name
     packet = getattr(torch.ops.aten, name, None) if name.isidentifier() and name != "backward" else None
-    if packet is None:
+    if packet is None or not hasattr(packet, "overloads"):  # aten has methods in Python, too
         return ""
     for overload in packet.overloads():
         schema = getattr(packet, overload)._schema
@@ -221,7 +253,9 @@ def _takes(arguments: Any, values: Sequence[Any]) -> bool:
     if len(values) > len(arguments):
         return False
     return all(
-        str(argument.type) == "Tensor" if isinstance(value, Tensor) else _is_scalar(argument) or not _is_number(value)
+        str(argument.type) == "Tensor"
+        if issubclass(type(value), Tensor)
+        else _is_scalar(argument) or not _is_number(value)
         for argument, value in zip(arguments, values, strict=False)
     )
 

@@ -86,7 +86,7 @@ def test_the_run_is_not_uploaded_with_the_model(tmp_path: Path) -> None:
 def test_the_verdict_is_told_at_the_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     train(make_trainer(tmp_path, "bf16", [WatchCallback()], max_steps=2))
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("ampscope: ")]
-    assert lines[-1].startswith("ampscope: healthy: Nothing is wrong in 2 steps.")
+    assert lines[-1].startswith("ampscope: healthy: No numerical fault in 2 steps; checked: ")
     assert str(tmp_path / "_ampscope") in lines[-1]
 
 

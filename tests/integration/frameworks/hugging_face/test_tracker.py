@@ -62,7 +62,7 @@ def test_a_training_with_trackers(tmp_path: Path, capfd: pytest.CaptureFixture[s
     names = "loss_scale", "grad_norm", "skipped_share", "headroom_bits", "observing_share"
     assert set(figures) <= {f"ampscope/{name}" for name in names}
     assert {"ampscope/loss_scale", "ampscope/skipped_share", "ampscope/observing_share"} <= set(figures)
-    assert "ampscope: healthy: Nothing is wrong" in capfd.readouterr().err
+    assert "ampscope: healthy: No numerical fault" in capfd.readouterr().err
 
 
 def test_trackers_that_are_started_too_early(tmp_path: Path) -> None:

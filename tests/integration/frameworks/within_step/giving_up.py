@@ -60,7 +60,44 @@ def in_a_closure(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None
     optimizer.step(closure)
 
 
-PLACES = [before_backward, after_backward, in_clipping, in_anomaly_mode, in_a_closure]
+def after_a_saliency_map(model: nn.Sequential, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    x.requires_grad_(True)
+    loss = loss_of(model, x, y)
+    torch.autograd.grad(model[0](x).mean(), x)
+    before_the_backward_of(loss, optimizer)
+
+
+def after_a_gradient_norm(model: nn.Sequential, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    loss = loss_of(model, x, y)
+    weight = next(model[0].parameters())
+    (gradient,) = torch.autograd.grad(model[0](x).square().mean(), weight, create_graph=True)
+    gradient.norm().square()  # of which the loop has use elsewhere
+    before_the_backward_of(loss, optimizer)
+
+
+def after_an_attack(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
+    x.requires_grad_(True)
+    loss = loss_of(model, x, y)
+    torch.autograd.grad(loss, x, retain_graph=True)
+    before_the_backward_of(loss, optimizer)
+
+
+def before_the_backward_of(loss: Tensor, optimizer: Any) -> None:
+    _stop_if_bad(loss)
+    loss.backward()
+    optimizer.step()
+
+
+PLACES = [
+    before_backward,
+    after_backward,
+    in_clipping,
+    in_anomaly_mode,
+    in_a_closure,
+    after_a_saliency_map,
+    after_a_gradient_norm,
+    after_an_attack,
+]
 
 
 def loop(watch: Watch, step_of: Callable[..., None], *, bad: bool) -> Any:

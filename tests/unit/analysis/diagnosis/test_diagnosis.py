@@ -12,11 +12,14 @@ import pytest
 
 from ampscope import diagnose, open_run
 from ampscope.analysis.cures import trials
+from ampscope.analysis.results import Checked
 from ampscope.errors import RunNotFound
 from ampscope.report.json.plain import as_json
 from ampscope.trace.schema import Change, EventKind, Node, Phase, ReplayStatus, Source, Trial, Trigger
 from ampscope.trace.vocabulary import (
     DEVICE_FAILED,
+    LOOK_EVERY,
+    STATE_LOOK,
     STEP_RECORD,
     STEP_TAPE,
     SWITCHED_OFF,
@@ -118,13 +121,19 @@ def test_a_record_that_ended_with_the_device_names_the_training(run_folder: Path
     ("part", "segment", "step", "said"),
     [
         (STEP_RECORD, 0, 5, "Nothing is known of the run from step 5 on: the step record switched itself off after"),
-        (STEP_TAPE, 0, 3, "From step 3 on losses and gradients were judged, and nothing else: the step tape switched"),
-        (STEP_TAPE, 0, 5, ""),  # at the run's end: all steps were seen
-        ("the scaler's history", 0, 3, ""),  # no part of a verdict
-        (STEP_RECORD, 1, 5, ""),  # of a segment before the newest
+        (
+            STEP_TAPE,
+            0,
+            3,
+            "At step 3 the step tape switched itself off after ValueError: no (step.py:3). From there on",
+        ),
+        (STEP_TAPE, 0, 5, "At step 5 the step tape switched itself off"),  # at the run's end, too
+        ("the look at exceptions", 0, 3, "At step 3 the look at exceptions switched itself off after"),
+        (STEP_RECORD, 1, 5, "At step 5 the step record switched itself off"),  # of a segment before the newest
+        ("the webhook", 0, 3, ""),  # others were not told: that is no part of a verdict
     ],
 )
-def test_capture_that_switched_itself_off_early_is_not_observed(
+def test_capture_that_switched_itself_off_is_never_just_healthy(
     part: str, segment: int, step: int, said: str, run_folder: Path
 ) -> None:
     trace = TraceBuilder(run_folder)
@@ -133,8 +142,9 @@ def test_capture_that_switched_itself_off_early_is_not_observed(
     if segment:
         trace.step(segment=segment)
     diagnosis = diagnose(trace.close())
-    assert diagnosis.verdict is (Verdict.NOT_OBSERVED if said else Verdict.HEALTHY)
+    assert diagnosis.verdict is {"": Verdict.HEALTHY, "N": Verdict.NOT_OBSERVED, "A": Verdict.PARTLY_OBSERVED}[said[:1]]
     assert not said or (said in diagnosis.summary and "report it" in diagnosis.summary)
+    assert bool(diagnosis.unobserved) == bool(said)
 
 
 def test_capture_that_switched_itself_off_before_any_step_says_why(run_folder: Path) -> None:
@@ -143,6 +153,43 @@ def test_capture_that_switched_itself_off_before_any_step_says_why(run_folder: P
     diagnosis = diagnose(trace.close())
     assert (diagnosis.verdict, diagnosis.run.steps) == (Verdict.NOT_OBSERVED, 0)
     assert "from step 0 on" in diagnosis.summary
+
+
+def test_a_part_that_switched_itself_off_is_told_beside_a_problem_and_of_every_rank(run_folder: Path) -> None:
+    off = f"the op tracer {SWITCHED_OFF} after ValueError: no (tracer.py:3)"
+    for rank in range(3):
+        trace = TraceBuilder(run_folder, rank=rank, world_size=4)
+        train(trace, [2.0, math.nan if rank == 2 else 2.0])
+        if rank:
+            trace.event(EventKind.WARNING, off, step=rank)
+        trace.close()
+    found = diagnose(run_folder)
+    assert found.verdict is Verdict.PROBLEM
+    assert found.unobserved[0] == f"At step 1 of ranks 1 and 2 {off}."
+    assert found.unobserved[0] in found.note
+
+
+def test_what_was_not_checked_is_told_with_what_was(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder, world_size=2)
+    for step in range(LOOK_EVERY):
+        if step not in (5, 6):
+            trace.step(step=step, grad_norm=None, found_inf=None, traced="live" if step in (0, 8) else "")
+    trace.event(EventKind.CLOSE, "", step=LOOK_EVERY)
+    diagnosis = diagnose(trace.close())
+    assert diagnosis.checked == Checked(traced=2, state_looks=8, lost=2)
+    assert diagnosis.summary == (
+        "No numerical fault in 62 steps; checked: ops in 2 of them, weights at 8 looks; not checked: gradients, 2 "
+        "steps that the trace lacks, rank 1."
+    )
+
+
+def test_weights_count_as_looked_at_until_that_look_switched_itself_off(run_folder: Path) -> None:
+    trace = TraceBuilder(run_folder)
+    train(trace, [2.0] * 20)
+    trace.event(EventKind.WARNING, f"{STATE_LOOK} {SWITCHED_OFF} after ValueError: no (state_watch.py:3)", step=4)
+    trace.event(EventKind.CLOSE, "", step=20)
+    diagnosis = diagnose(trace.close())
+    assert (diagnosis.verdict, diagnosis.checked.state_looks) == (Verdict.PARTLY_OBSERVED, 3)
 
 
 def test_a_problem_is_told_although_no_call_was_seen(run_folder: Path) -> None:
@@ -157,15 +204,20 @@ def test_a_run_in_which_nothing_happens_is_healthy(run_folder: Path) -> None:
     train(trace, [2.0] * 1200)
     diagnosis = diagnose(trace.close())
     assert diagnosis.verdict is Verdict.HEALTHY
-    assert diagnosis.summary == "Nothing is wrong in 1,200 steps."
+    assert diagnosis.summary == (
+        "No numerical fault in 1,200 steps; checked: gradients in all, weights at 25 looks; not checked: ops (no step "
+        "was traced)."
+    )
+    assert diagnosis.checked == Checked(gradients=1200, state_looks=25)
     assert (diagnosis.incidents, diagnosis.findings) == ((), ())
     assert (diagnosis.run.model, diagnosis.run.parameters, diagnosis.run.steps) == ("GPT", 123, 1200)
 
 
 def test_a_run_of_one_step_is_told_in_the_singular(run_folder: Path) -> None:
     trace = TraceBuilder(run_folder)
-    train(trace, [2.0])
-    assert diagnose(trace.close()).summary == "Nothing is wrong in 1 step."
+    trace.step(loss=2.0, traced="live")
+    said = "No numerical fault in 1 step; checked: ops in it, gradients in it, weights at 1 look."
+    assert diagnose(trace.close()).summary == said
 
 
 def test_a_scale_that_calibrates_is_told_once_and_calmly(run_folder: Path) -> None:
@@ -178,7 +230,8 @@ def test_a_scale_that_calibrates_is_told_once_and_calmly(run_folder: Path) -> No
     assert (incident.cause, incident.severity) == (Cause.BENIGN_INITIAL_CALIBRATION, Severity.INFO)
     assert (incident.step, incident.last_step, incident.count) == (0, 3, 4)
     assert incident.remedies == ()
-    assert diagnosis.summary == "Nothing is wrong in 34 steps, 4 of them skipped while the loss scale found its place."
+    said = "No numerical fault in 34 steps (4 skipped while the loss scale found its place); checked: gradients in all"
+    assert diagnosis.summary.startswith(said)
 
 
 def test_growth_that_went_too_far_is_told_calmly(run_folder: Path) -> None:

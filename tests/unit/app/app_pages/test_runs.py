@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import streamlit as st
 
+from ampscope.trace.schema import EventKind
+from ampscope.trace.vocabulary import SWITCHED_OFF
 from tests.support.page_reading import Show, Shown
 from tests.support.trace_builder import TraceBuilder
 
@@ -31,6 +33,10 @@ def test_each_run_has_a_row_and_soon_its_verdict(show: Show, folder: Path) -> No
     bad.finding()
     bad.close()
     TraceBuilder(folder / "unseen").close()
+    part = TraceBuilder(folder / "part")
+    part.step()
+    part.event(EventKind.WARNING, f"the op tracer {SWITCHED_OFF} after ValueError: no (tracer.py:3)")
+    part.close()
     (TraceBuilder(folder / "broken").close() / "run.json").write_text("{")
     shown = show("good", "runs", real=True)
     rows = {row["Run"]: row for row in rows_of(shown)}
@@ -45,6 +51,8 @@ def test_each_run_has_a_row_and_soon_its_verdict(show: Show, folder: Path) -> No
     assert rows["good"]["Verdict"] == "healthy"
     assert rows["unseen"]["Verdict"] == "not observed"
     assert rows["unseen"]["What"].startswith("Nothing was observed")
+    assert rows["part"]["Verdict"] == "partly observed"
+    assert "the op tracer switched itself off" in rows["part"]["What"]
     assert (rows["bad"]["Verdict"], rows["bad"]["What"]) == ("problem", "gradients clipped before they were unscaled")
 
 

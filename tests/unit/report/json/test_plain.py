@@ -34,6 +34,8 @@ def test_the_keys_are_the_contract() -> None:
         "ranks",
         "cures",
         "since",
+        "checked",
+        "unobserved",
     ]
     incident = (
         "kind step last_step count severity cause phase op module module_type source inputs outputs path lost "

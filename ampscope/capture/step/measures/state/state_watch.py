@@ -22,9 +22,8 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.readback import Readback, Values
 from ampscope.trace.schema import Looked, StateKind
+from ampscope.trace.vocabulary import LOOK_EVERY
 
-#: Weights and optimizer state are looked at after one step in this many, and after steps 0, 1, 2, 4, ... before that.
-LOOK_EVERY = 64
 #: Gradients up to this norm have squares that fit every dtype that is looked at.
 SMALL = 255.0
 #: What is smaller than this, float16 rounds to zero.

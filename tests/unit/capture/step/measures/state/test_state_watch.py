@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.results import Diagnosis, Incident
+from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.step.measures.state import held, state_watch
 from ampscope.capture.step.measures.state.held import Seen, StateHistory
 from ampscope.capture.step.measures.state.written_state import WrittenState
@@ -217,3 +218,23 @@ def test_a_carried_tensor_is_not_kept_alive() -> None:
     assert gone() is None
     watch.send(1)
     assert watch.now_bad() == []
+
+
+def test_the_diagnosis_counts_the_looks_that_were_taken(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    take = state_watch.StateWatch.look
+
+    def look(self: state_watch.StateWatch, attempt: StepAttempt) -> None:
+        looked.append(attempt.step)
+        take(self, attempt)
+
+    monkeypatch.setattr(state_watch.StateWatch, "look", look)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with ampscope.watch(model, dir=run_folder, quiet=True):
+        for _ in range(70):
+            optimizer.zero_grad()
+            model(torch.randn(2, 4)).square().mean().backward()
+            optimizer.step()
+    checked = ampscope.diagnose(run_folder).checked
+    assert (checked.state_looks, checked.gradients) == (len(looked) + 1, 70)  # and once more at the end
