@@ -238,7 +238,12 @@ class StepWatch:
         """An optimizer is about to step."""
         if self._cycle.state is State.BACKWARD and self.optimizers.owns(optimizer):
             self._by_loop.optimizer_in_backward()
-        elif not self._is_busy(optimizer_begins=True) and self.optimizers.owns(optimizer):
+        elif self._is_busy(optimizer_begins=True):
+            return
+        elif not self.optimizers.owns(optimizer):
+            if self._cycle.is_open:
+                self._observers.tell(StepObserver.foreign_step, optimizer)
+        else:
             with self._own:
                 self.optimizers.about_to_step(optimizer)
                 if not with_closure and self._endings.is_idle and self.optimizers.comes_again(optimizer):
@@ -258,6 +263,10 @@ class StepWatch:
         """A learning rate scheduler steps."""
         if (optimizer := getattr(scheduler, "optimizer", None)) is not None and self.optimizers.owns(optimizer):
             self._observers.tell(StepObserver.scheduler_stepped, scheduler)
+
+    def region_switched_off(self, device: str) -> None:
+        """Torch has switched off an autocast region that the loop made."""
+        self._observers.tell(StepObserver.region_switched_off, device)
 
     @property
     def in_progress(self) -> bool:

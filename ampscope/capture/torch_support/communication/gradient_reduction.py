@@ -39,6 +39,28 @@ def synchronising(wrapper: nn.Module | None) -> nn.Module | None:
     return wrapper if getattr(wrapper, "require_backward_grad_sync", False) else None
 
 
+def left_apart(roots: Iterable[nn.Module]) -> tuple[list[str], int] | None:
+    """Parameters put into a model after ``DistributedDataParallel`` was built, whose gradients it does not reduce.
+
+    Args:
+        roots: The watched models, as the user holds them.
+
+    Returns:
+        Their names, and the number of ranks; None where there are none.
+    """
+    for wrapper in map(wrapper_of, roots):
+        known: Any = getattr(wrapper, "_module_parameters", None)
+        if wrapper is None or known is None or (ranks := int(wrapper.process_group.size())) == 1:  # type: ignore[operator]  # a process group's
+            continue
+        reduced, ignored = set(map(id, known)), getattr(wrapper, "parameters_to_ignore", ())
+        held: Any = wrapper.module
+        trained = [(name, each) for name, each in held.named_parameters() if each.requires_grad and name not in ignored]
+        names = [name for name, each in trained if id(each) not in reduced]
+        if names:
+            return names, ranks
+    return None
+
+
 def of_step(wrappers: Iterable[nn.Module], collectives: int | None) -> GradientReduction | None:
     """How the gradients of a step were reduced; None where they were not.
 
