@@ -24,7 +24,8 @@ def ops_by_dtype(run: Run, rank: int, sites: Sequence[SiteRow]) -> tuple[tuple[s
     """How many floating-point ops of the traced steps gave which dtype, most first; None where some was in half."""
     if any(not _HALF.isdisjoint((*site.in_dtypes, *site.out_dtypes)) for site in sites):
         return None
-    gives = {site.site: next((each for each in site.out_dtypes if each in _FLOATS), "") for site in sites}
+    ops = filter(_is_op, sites)
+    gives = {site.site: next((each for each in site.out_dtypes if each in _FLOATS), "") for site in ops}
     table = rank_table(run, Table.OPS, rank)
     found: Counter[str] = Counter()
     for site, source, count in collect_groups(table, "site, source, count(*) AS ops", "site, source"):
@@ -40,10 +41,15 @@ def without_region(sites: Sequence[SiteRow], history: Mapping[int, History]) -> 
         sites: The program points of the run.
         history: Its steps, by optimizer.
     """
-    forward = [site for site in sites if site.phase == Phase.FORWARD and not _FLOATS.isdisjoint(site.out_dtypes)]
+    ops = [site for site in sites if site.phase == Phase.FORWARD and _is_op(site)]
+    forward = [site for site in ops if not _FLOATS.isdisjoint(site.out_dtypes)]
     castable = [site for site in forward if any(part in site.op for part in _CAST)]
     within = any(site.autocast for site in sites if site.phase in (Phase.FORWARD, Phase.LOSS))
     scaled = any(bool(np.isfinite(each.scale).any()) for each in history.values())
     if castable and all(not site.autocast for site in castable) and (within or scaled):
         return MistakeForm.AUTOCAST_OUTSIDE
     return MistakeForm.AUTOCAST_FLOAT32 if within and forward and all(site.autocast for site in forward) else None
+
+
+def _is_op(site: SiteRow) -> bool:
+    return "." in site.op  # others are pseudo-ops

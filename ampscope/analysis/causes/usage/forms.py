@@ -224,7 +224,9 @@ FORMS: dict[MistakeForm, FormEntry] = {
     ),
     MistakeForm.ZERO_GRADIENTS: FormEntry(),
     MistakeForm.ROUNDED_AWAY: FormEntry(
-        fix=in_loop(text="Raise the learning rate.", code='for group in optimizer.param_groups:\n    group["lr"] = 1e-3')
+        fix=in_loop(
+            text="Raise the learning rate.", code='for group in optimizer.param_groups:\n    group["lr"] = 1e-3'
+        )
     ),
     MistakeForm.NO_LEARNING_RATE: FormEntry(
         fix=in_loop(
@@ -237,6 +239,9 @@ FORMS: dict[MistakeForm, FormEntry] = {
     MistakeForm.AUTOCAST_ELSEWHERE: FormEntry(),
     MistakeForm.AUTOCAST_OUTSIDE: FormEntry(),
     MistakeForm.AUTOCAST_FLOAT32: FormEntry(
-        fix=in_loop(text="Leave autocast and the scaler out: this model has nothing to gain.", code="loss = loss_fn(model(x), y)")
+        fix=in_loop(
+            text="Leave autocast and the scaler out: this model has nothing to gain.",
+            code="loss = loss_fn(model(x), y)",
+        )
     ),
 }

@@ -97,19 +97,18 @@ def amp_without_effect(occurrence: Occurrence) -> str:
     """Why no op runs in half precision, and in which dtypes they ran."""
     seen = _seen(occurrence)
     scaler = ", and so is the GradScaler" if seen.scaler_is_off else ""
-    why = "Autocast or a GradScaler was asked for."
-    told = {
+    told: dict[MistakeForm | None, str] = {
         MistakeForm.AUTOCAST_SWITCHED_OFF: (
             f"The autocast region is for CUDA, which is not available: torch has switched the region off{scaler}."
         ),
-        MistakeForm.AUTOCAST_ELSEWHERE: f"The autocast region is for {seen.device}, and the model is on {seen.tensors}.",
+        MistakeForm.AUTOCAST_ELSEWHERE: f"The autocast region is for {seen.device}; the model is on {seen.tensors}.",
         MistakeForm.AUTOCAST_OUTSIDE: (
             "No op of the model ran inside an autocast region that is on: there is none, it was made with "
             "enabled=False, or it is left before the model is called."
         ),
-        MistakeForm.AUTOCAST_FLOAT32: "Of what runs inside the autocast region, autocast casts nothing to half precision.",
+        MistakeForm.AUTOCAST_FLOAT32: "Of what runs inside the autocast region autocast casts nothing.",
     }
-    why = told[seen.form] if seen.form in told else why
+    why = told.get(seen.form, "Autocast or a GradScaler was asked for.")
     total = sum(count for _, count in seen.ops)
     shares = ", ".join(f"{count / total:.0%} in {dtype}" for dtype, count in seen.ops) if total else ""
     ran = f"Of {total:,} ops in the traced steps none ran in half precision: {shares}." if total else ""

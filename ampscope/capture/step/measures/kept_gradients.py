@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.torch_support.models import Models
@@ -77,7 +78,7 @@ class KeptGradients:
 
     def step_ended(self, attempt: StepAttempt) -> None:
         """Counts a step made with what was never cleared."""
-        if attempt.index in self._cleared:
+        if attempt.index in self._cleared or not isinstance(attempt.optimizer, Optimizer):
             return
         kept = self._followed.get(attempt.index)
         if not attempt.stepped or attempt.bad or (kept is not None and kept.now() is None):

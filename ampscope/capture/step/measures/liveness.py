@@ -5,6 +5,7 @@ Nothing is asked of an optimizer any more once it was seen to train, which most 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,7 @@ from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.torch_support.optimizer_view import OptimizerView, stand_in
 from ampscope.capture.torch_support.readback import Readback, Values
 from ampscope.capture.torch_support.user_line import Place, user_place
 from ampscope.capture.tracing.statistics.checksums import checksum
@@ -40,9 +41,10 @@ _ENOUGH, _LONG = 8, 64
 
 @dataclass(slots=True)
 class _Account:
-    """What is known of one optimizer since its first step."""
+    """What is known of one optimizer since its first step; keeps neither it nor its parameters alive."""
 
-    optimizer: Optimizer
+    held: Sequence[weakref.ref[Tensor]]  #: its parameters
+    has_own_step: bool
     place: Place | None
     first: int  #: its first step that was seen
     attempts: int = 0  #: at a learning rate above zero, and not skipped
@@ -56,6 +58,11 @@ class _Account:
     sums: Sequence[Tensor | None] = field(default_factory=tuple)  #: of its weights, at the latest look
 
     @property
+    def parameters(self) -> list[Tensor]:
+        """Its parameters that are still there."""
+        return [each for reference in self.held if (each := reference()) is not None]
+
+    @property
     def trains(self) -> bool:
         """Whether gradients reach it and its weights move."""
         return self.learns and self.moves
@@ -63,32 +70,36 @@ class _Account:
     def compare(self, sums: Sequence[Tensor | None]) -> Tensor | None:
         """Whether weights are others than at the look before, as a device scalar; None at the first look."""
         before, self.sums = self.sums, sums
-        pairs = [(one, other) for one, other in zip(before, sums, strict=False) if one is not None and other is not None]
-        if before and (len(pairs) < len(before) or len(before) != len(sums)):
+        both = zip(before, sums, strict=False)
+        moved = [one != other for one, other in both if one is not None and other is not None]
+        if before and not len(moved) == len(before) == len(sums):
             self.moves = True  # other weights, or such that cannot be looked at: nothing is known
-        home = pairs[0][0].device if pairs else None
-        return torch.stack([(one != other).to(home, non_blocking=True) for one, other in pairs]).any() if pairs else None
+        home = moved[0].device if moved else None
+        return torch.stack([each.to(home, non_blocking=True) for each in moved]).any() if moved else None
 
     def form(self, *, at_end: bool) -> MistakeForm | None:
         """Why it does not train; None where that is not known, or not yet."""
-        view, is_long = OptimizerView(self.optimizer), at_end or self.attempts >= _LONG
         if self.attempts < _ENOUGH:
             rests = at_end and not (self.attempts or self.moves) and self.resting >= _LONG
             return MistakeForm.NO_LEARNING_RATE if rests else None
-        if self.learns:
-            if not self.given:
-                return MistakeForm.GRADIENTS_ZEROED if not self.moves else None
-            rounds = at_end and not (self.moves or view.has_own_step or any(p.dtype in HALF for p in view.parameters))
-            return MistakeForm.ROUNDED_AWAY if rounds else None
-        if not any(parameter.requires_grad for parameter in view.parameters):
+        return self._though_it_learns(at_end=at_end) if self.learns else self._without_gradient(at_end=at_end)
+
+    def _though_it_learns(self, *, at_end: bool) -> MistakeForm | None:
+        if not (self.given or self.moves):
+            return MistakeForm.GRADIENTS_ZEROED
+        in_half = any(parameter.dtype in HALF for parameter in self.parameters)  # `StillUpdates` looks closer
+        rounds = at_end and not (self.moves or in_half or self.has_own_step)
+        return MistakeForm.ROUNDED_AWAY if rounds else None
+
+    def _without_gradient(self, *, at_end: bool) -> MistakeForm | None:
+        if not any(parameter.requires_grad for parameter in self.parameters):
             return MistakeForm.ALL_FROZEN
         if not self.has_gradient:
             return MistakeForm.GRADIENTS_ZEROED if self.reached else MistakeForm.NO_GRADIENT
-        if not self.has_loss:  # such as of advantages that are all zero
-            return None
         if self.reached:
-            return MistakeForm.GRADIENTS_ZEROED
-        return MistakeForm.ZERO_GRADIENTS if is_long else None
+            return MistakeForm.GRADIENTS_ZEROED if self.has_loss else None
+        is_long = at_end or self.attempts >= _LONG  # advantages may be all zero for a while
+        return MistakeForm.ZERO_GRADIENTS if is_long and self.has_loss else None
 
 
 class Liveness(StepObserver):
@@ -126,7 +137,9 @@ class Liveness(StepObserver):
         """Measures what it has left, for the loop may take it away before the optimizer steps."""
         self._kept.backward_ended()
         if self._looks:
-            self._left = {number: gradients.total_norm(each.optimizer) for number, each in self._accounts.items()}
+            self._left = {
+                number: gradients.total_norm(stand_in(each.parameters)) for number, each in self._accounts.items()
+            }
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
         """Looks at the weights before they move, if the turn has come."""
@@ -135,18 +148,18 @@ class Liveness(StepObserver):
             self._ask_ranks()
         if self._trains or not isinstance(attempt.optimizer, Optimizer):
             return
-        account = self._accounts.get(attempt.index)
+        account, view = self._accounts.get(attempt.index), OptimizerView(attempt.optimizer)
         if account is None:
-            account = self._accounts[attempt.index] = _Account(attempt.optimizer, user_place(), attempt.step)
-        account.optimizer = attempt.optimizer
+            account = self._accounts[attempt.index] = _Account((), view.has_own_step, user_place(), attempt.step)
         if is_due(attempt.step - account.first):
+            account.held = list(map(weakref.ref, view.parameters))
             norm = gradients.total_norm(attempt.optimizer)
             account.has_gradient |= norm is not None
             left = self._left.pop(attempt.index, None)
             self._look(account, {"norm": norm, "left": left})
 
     def _look(self, account: _Account, values: dict[str, Tensor | None]) -> None:
-        sums = [checksum(local(each)) for each in OptimizerView(account.optimizer).parameters]
+        sums = [checksum(local(each)) for each in account.parameters]
         fetched: dict[str, Tensor | float | None] = {**values, "moved": account.compare(sums)}
         self._readback.fetch(fetched, lambda known: self._came(account, known))
 
@@ -211,7 +224,7 @@ class Liveness(StepObserver):
         if not forms or any(form is None for _, form in forms):
             return
         account, form = forms[0]
-        known = (self._models.parameters.get(id(each)) for each in OptimizerView(account.optimizer).parameters)
+        known = (self._models.parameters.get(id(each)) for each in account.parameters)
         named = _named(each[0] for each in known if each is not None)
         found = {"attempts": account.attempts or account.resting, "learns": account.learns, **named}
         self._trains = True  # nothing more is to be told
