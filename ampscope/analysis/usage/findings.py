@@ -93,8 +93,9 @@ def _reason(cause: Cause, evidence: dict[str, Any], form: MistakeForm | None) ->
     if evidence.get("optimizer_steps"):
         return OptimizerRestored(steps=evidence["optimizer_steps"])
     if cause in (Cause.NOTHING_TRAINS, Cause.GRADIENTS_NOT_CLEARED, Cause.RANKS_NOT_REDUCED):
-        counts = {name: int(evidence.get(name, 0)) for name in ("count", "attempts", "ranks")}
-        return WithoutEffect(form=form, parameters=tuple(map(str, evidence.get("parameters", ()))), **counts)
+        named, count = tuple(map(str, evidence.get("parameters", ()))), evidence.get("count", 0)
+        times, ranks = evidence.get("attempts", 0), evidence.get("ranks", 0)
+        return WithoutEffect(form=form, parameters=named, count=count, attempts=times, ranks=ranks)
     return Observed(sentence=f"evidence: {evidence}") if cause is Cause.UNKNOWN else NOTHING_MORE
 
 
@@ -117,8 +118,9 @@ def _amp_without_effect(
     if ops is None or form is None or not (seen or ops):
         return []
     known = details(seen.evidence) if seen else {}
-    where = {name: str(known.get(name, "")) for name in ("device", "tensors")}
-    reason = WithoutEffect(form=form, scaler_is_off=known.get("scaler") is True, ops=ops, **where)
+    device, tensors = known.get("device", ""), known.get("tensors", "")
+    off = known.get("scaler") is True
+    reason = WithoutEffect(form=form, device=device, tensors=tensors, scaler_is_off=off, ops=ops)
     place = source_line(seen) if seen else None
     return [_finding(Cause.AMP_WITHOUT_EFFECT, seen.step if seen else 0, place, form=form, reason=reason)]
 
