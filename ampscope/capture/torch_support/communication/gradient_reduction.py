@@ -48,14 +48,14 @@ def left_apart(roots: Iterable[nn.Module]) -> tuple[list[str], int] | None:
     Returns:
         Their names, and the number of ranks; None where there are none.
     """
-    for wrapper in map(wrapper_of, roots):
-        known: Any = getattr(wrapper, "_module_parameters", None)
-        if wrapper is None or known is None or (ranks := int(wrapper.process_group.size())) == 1:  # type: ignore[operator]  # a process group's
+    for root in roots:
+        wrapper: Any = wrapper_of(root)
+        known = getattr(wrapper, "_module_parameters", None)
+        if known is None or (ranks := int(wrapper.process_group.size())) == 1:
             continue
         reduced, ignored = set(map(id, known)), getattr(wrapper, "parameters_to_ignore", ())
-        held: Any = wrapper.module
-        trained = [(name, each) for name, each in held.named_parameters() if each.requires_grad and name not in ignored]
-        names = [name for name, each in trained if id(each) not in reduced]
+        trained = [each for each in wrapper.module.named_parameters() if each[1].requires_grad]
+        names = [name for name, each in trained if id(each) not in reduced and name not in ignored]
         if names:
             return names, ranks
     return None
