@@ -86,7 +86,8 @@ class Cause(StrEnum):
     @property
     def is_usage(self) -> bool:
         """Whether the cause is a mistake in how the scaler or autocast is used."""
-        return self.value.startswith("misuse_")
+        without_effect = (Cause.NOTHING_TRAINS, Cause.GRADIENTS_NOT_CLEARED, Cause.RANKS_NOT_REDUCED)
+        return self.value.startswith("misuse_") or self in (*without_effect, Cause.AMP_WITHOUT_EFFECT)
 
 
 class MistakeForm(StrEnum):
