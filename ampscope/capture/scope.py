@@ -228,6 +228,10 @@ class Scope(Configurable):
         """See `process_hooks.Listener`."""
         self._steps.scheduled(scheduler)
 
+    def region_switched_off(self, device: str) -> None:
+        """See `process_hooks.Listener`."""
+        self._steps.region_switched_off(device)
+
     def adopt(self, scaler: Any) -> ScalerWatch | None:
         """Takes a scaler into the run's history: one given to ``watch``, or one that scales this run's loss."""
         known = any(watch.scaler is scaler for watch in self._scalers) or not self._home.is_known

@@ -57,6 +57,10 @@ class Cause(StrEnum):
     MISUSE_SCALER_STATE_NOT_RESTORED = "misuse_scaler_state_not_restored"
     MISUSE_SCALER_EACH_STEP = "misuse_scaler_each_step"
     MISUSE_CHECKPOINT_AUTOCAST_MISMATCH = "misuse_checkpoint_autocast_mismatch"
+    NOTHING_TRAINS = "nothing_trains"
+    GRADIENTS_NOT_CLEARED = "gradients_not_cleared"
+    RANKS_NOT_REDUCED = "ranks_not_reduced"
+    AMP_WITHOUT_EFFECT = "amp_without_effect"
     # harmless
     BENIGN_INITIAL_CALIBRATION = "benign_initial_calibration"
     BENIGN_PERIODIC_GROWTH = "benign_periodic_growth"
@@ -82,7 +86,8 @@ class Cause(StrEnum):
     @property
     def is_usage(self) -> bool:
         """Whether the cause is a mistake in how the scaler or autocast is used."""
-        return self.value.startswith("misuse_")
+        without_effect = (Cause.NOTHING_TRAINS, Cause.GRADIENTS_NOT_CLEARED, Cause.RANKS_NOT_REDUCED)
+        return self.value.startswith("misuse_") or self in (*without_effect, Cause.AMP_WITHOUT_EFFECT)
 
 
 class MistakeForm(StrEnum):
@@ -103,6 +108,17 @@ class MistakeForm(StrEnum):
     LOSS_NOT_SCALED = "loss_not_scaled"  #: gradients divided although no scaler scaled their loss
     NOTHING_SCALED = "nothing_scaled"  #: a step, or ``unscale_``, of a scaler that has scaled no loss
     NO_SCALER = "no_scaler"  #: a float16 forward, and no scaler at all
+    ALL_FROZEN = "all_frozen"  #: no parameter of the optimizer requires a gradient
+    NO_GRADIENT = "no_gradient"  #: no gradient reaches a parameter of the optimizer
+    ZERO_GRADIENTS = "zero_gradients"  #: every gradient that reaches one is exactly zero
+    GRADIENTS_ZEROED = "gradients_zeroed"  #: the loop takes gradients away, or makes them zero, before the step
+    OTHER_PARAMETERS = "other_parameters"  #: the optimizer holds none of the watched model's parameters
+    ROUNDED_AWAY = "rounded_away"  #: updates are too small to change a weight
+    NO_LEARNING_RATE = "no_learning_rate"  #: the learning rate is zero throughout
+    AUTOCAST_SWITCHED_OFF = "autocast_switched_off"  #: a region for CUDA where there is none
+    AUTOCAST_ELSEWHERE = "autocast_elsewhere"  #: a region for another kind of device than the model's
+    AUTOCAST_OUTSIDE = "autocast_outside"  #: no op of the model ran inside a region that is on
+    AUTOCAST_FLOAT32 = "autocast_float32"  #: autocast runs every op inside the region in float32
 
 
 #: Each usage mistake as a noun phrase: the terminal beside the training and the diagnosis say the same.
@@ -120,6 +136,10 @@ MISTAKES_IN_WORDS: dict[Cause, str] = {
     Cause.MISUSE_SCALER_STATE_NOT_RESTORED: "a resumed run whose scaler started afresh",
     Cause.MISUSE_SCALER_EACH_STEP: "a new scaler made for every step",
     Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH: "a checkpointed block recomputed in another precision",
+    Cause.NOTHING_TRAINS: "nothing trains",
+    Cause.GRADIENTS_NOT_CLEARED: "gradients that are never cleared",
+    Cause.RANKS_NOT_REDUCED: "gradients that are not reduced across ranks",
+    Cause.AMP_WITHOUT_EFFECT: "mixed precision without effect",
 }
 
 

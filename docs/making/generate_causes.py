@@ -98,6 +98,15 @@ _ALSO_DONE = {
         MistakeForm.UNSCALED_BY_HAND,
         MistakeForm.LOSS_OF_SCALED_GRADIENTS,
     ),
+    Cause.NOTHING_TRAINS: (
+        MistakeForm.ALL_FROZEN,
+        MistakeForm.NO_GRADIENT,
+        MistakeForm.GRADIENTS_ZEROED,
+        MistakeForm.OTHER_PARAMETERS,
+        MistakeForm.ROUNDED_AWAY,
+        MistakeForm.NO_LEARNING_RATE,
+    ),
+    Cause.AMP_WITHOUT_EFFECT: (MistakeForm.AUTOCAST_FLOAT32,),
     Cause.MISUSE_MULTIPLE_SCALERS_UPDATE: (
         MistakeForm.UPDATE_IN_BETWEEN,
         MistakeForm.UNSCALED_FOR_ANOTHER,

@@ -22,6 +22,7 @@ from ampscope.analysis.origin.step_graph import Sites
 from ampscope.analysis.overview.healed import cures_made, since_then
 from ampscope.analysis.overview.last_good.last_good import last_good
 from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers
+from ampscope.analysis.overview.ranks.replicas import replicas
 from ampscope.analysis.overview.ranks.story import ranks_story
 from ampscope.analysis.overview.ranks.world import World, sampled_rank, world_of
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo
@@ -97,6 +98,7 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
     mistakes = tuple(
         replace(each, world=world.size, loop_step=of_loop(each.step))
         for each in findings(run, sampled, history, resumed)
+        if _holds(run, each)
     )
     incidents = sorted(of_mistakes(incidents, mistakes), key=lambda each: (each.step, each.rank))
     primary = _primary(incidents, mistakes)
@@ -177,7 +179,18 @@ def _primary(incidents: Sequence[Incident], mistakes: Sequence[Finding]) -> Inci
     entries: list[Incident | Finding] = [*blamed, *incidents]
     matter = [entry for entry in entries if entry.severity is not Severity.INFO]
     order = {Severity.ERROR: 0, Severity.WARNING: 1}
-    return min(matter, key=lambda each: (order[each.severity], *_due(each), each.rank), default=None)
+    return min(matter, key=lambda each: (order[each.severity], _follows(each), *_due(each), each.rank), default=None)
+
+
+def _holds(run: Run, mistake: Finding) -> bool:
+    """Whether ranks do not agree, where gradients that are not reduced were seen: a loop may do that by itself."""
+    ranks = replicas(run)
+    return mistake.cause is not Cause.RANKS_NOT_REDUCED or not ranks.groups or bool(ranks.apart)
+
+
+def _follows(entry: Incident | Finding) -> bool:
+    """Whether another failure or mistake would be why."""
+    return entry.cause is Cause.NOTHING_TRAINS
 
 
 def _due(entry: Incident | Finding) -> tuple[bool, int]:

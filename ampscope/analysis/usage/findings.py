@@ -10,12 +10,14 @@ from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.causes.usage.reasons import LearningRateMoved, OptimizerRestored, ScaleForgotten
+from ampscope.analysis.causes.usage.without_effect import WithoutEffect
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.program_lines import program_of
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.results import Finding, SourceLine
-from ampscope.analysis.tables.lazy_tables import collect, rank_table
+from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, rank_table
 from ampscope.analysis.tables.step_history import History
+from ampscope.analysis.usage.amp_effect import ops_by_dtype, without_region
 from ampscope.analysis.usage.mistakes import explained, fixes, happens_once
 from ampscope.analysis.usage.rate_moves import moved_after_skips
 from ampscope.analysis.usage.resumed_scalers import ResumedScaler, steps_made
@@ -45,7 +47,7 @@ def findings(
     """
     writers = [each for each in run.ranks if run.stamp(Table.FINDINGS, rank=each)]
     taken_down = [(each, row) for each in writers for row in run.rows(Table.FINDINGS, rank=each)]
-    rows = [(by, row) for by, row in taken_down if _costs_steps(row, history)]
+    rows = [(by, row) for by, row in taken_down if _costs_steps(row, history) and not _is_over(run, by, row)]
     forgotten = {each.start.segment: _started_afresh(each) for each in resumed if not each.goes_on}
     known = {each.start.segment for each in resumed}  # better than by whether the optimizer had a past
     rows = [
@@ -55,7 +57,8 @@ def findings(
     ]
     recorded = [replace(_with_count(_recorded(row), run, rank, history), rank=by) for by, row in rows]
     by_history = [replace(each, rank=rank) for each in (*forgotten.values(), *_recomputed_otherwise(run, rank))]
-    found = _with_weights(_joined_by_rank([*recorded, *by_history]), run)
+    of_amp = [replace(each, rank=rank) for each in _amp_without_effect(run, rank, history, taken_down)]
+    found = _with_weights(_joined_by_rank([*recorded, *by_history, *of_amp]), run)
     return tuple(sorted(found, key=lambda finding: (finding.step, finding.cause not in _ROOTS)))
 
 
@@ -93,15 +96,45 @@ def _recorded(row: FindingRow) -> Finding:
     evidence = details(row.evidence)
     cause = said(Cause, row.cause, Cause.UNKNOWN)
     form = MistakeForm(row.form) if row.form in MistakeForm._value2member_map_ else None
-    reason, framework = _reason(cause, evidence), str(evidence.get("framework", ""))
+    reason, framework = _reason(cause, evidence, form), str(evidence.get("framework", ""))
     return _finding(cause, row.step, source_line(row), form=form, reason=reason, framework=framework)
 
 
-def _reason(cause: Cause, evidence: dict[str, Any]) -> Reason:
+def _reason(cause: Cause, evidence: dict[str, Any], form: MistakeForm | None) -> Reason:
     """What capture saw of a mistake, apart from its form."""
     if evidence.get("optimizer_steps"):
         return OptimizerRestored(steps=evidence["optimizer_steps"])
+    if cause in (Cause.NOTHING_TRAINS, Cause.GRADIENTS_NOT_CLEARED, Cause.RANKS_NOT_REDUCED):
+        named, count = tuple(map(str, evidence.get("parameters", ()))), evidence.get("count", 0)
+        times, ranks = evidence.get("attempts", 0), evidence.get("ranks", 0)
+        return WithoutEffect(form=form, parameters=named, count=count, attempts=times, ranks=ranks)
     return Observed(sentence=f"evidence: {evidence}") if cause is Cause.UNKNOWN else NOTHING_MORE
+
+
+def _is_over(run: Run, rank: int, row: FindingRow) -> bool:
+    """Whether gradients have reached an optimizer after all, or it is `_amp_without_effect` that tells of the row."""
+    if row.cause != Cause.NOTHING_TRAINS or details(row.evidence).get("learns"):
+        return row.cause == Cause.AMP_WITHOUT_EFFECT
+    came = f"segment = {row.segment} AND grad_norm > 0 AND NOT skipped"
+    return bool(collect_expressions(rank_table(run, Table.STEPS, rank), "step", where=came, limit=1))
+
+
+def _amp_without_effect(
+    run: Run, rank: int, history: Mapping[int, History], taken_down: Sequence[tuple[int, FindingRow]]
+) -> list[Finding]:
+    """Mixed precision without effect, as far as traced steps do not show one."""
+    seen = next((row for _, row in taken_down if row.cause == Cause.AMP_WITHOUT_EFFECT), None)
+    sites = run.rows(Table.SITES, rank=rank)
+    ops = ops_by_dtype(run, rank, sites)
+    form = said(MistakeForm, seen.form, MistakeForm.AUTOCAST_OUTSIDE) if seen else without_region(sites, history)
+    if ops is None or form is None or not (seen or ops):
+        return []
+    known = details(seen.evidence) if seen else {}
+    device, tensors = known.get("device", ""), known.get("tensors", "")
+    off = known.get("scaler") is True
+    reason = WithoutEffect(form=form, device=device, tensors=tensors, scaler_is_off=off, ops=ops)
+    place = source_line(seen) if seen else None
+    return [_finding(Cause.AMP_WITHOUT_EFFECT, seen.step if seen else 0, place, form=form, reason=reason)]
 
 
 def _finding(

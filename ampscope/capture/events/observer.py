@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.optim.optimizer import Optimizer
+
 from ampscope.capture.events.calls import BackwardCall, BareStep, JoinedScaler, ModuleCall, ScalerCall, StepStart
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.events.run_end import RunEnd
@@ -59,6 +61,12 @@ class StepObserver:
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
         """An optimizer is about to change its parameters."""
+
+    def foreign_step(self, optimizer: Optimizer) -> None:
+        """An optimizer that holds no watched parameter steps while a step of the watched model is open."""
+
+    def region_switched_off(self, device: str) -> None:
+        """The loop has made an autocast region for a kind of device, which torch has switched off."""
 
     def step_ended(self, ended: EndedStep) -> None:
         """An attempt is over."""

@@ -84,6 +84,10 @@ class LeftBehind:
         """Sweeps."""
         self._comes_by()
 
+    def region_switched_off(self, *_: Any) -> None:
+        """Sweeps."""
+        self._comes_by()
+
     def adopt(self, _: Any) -> None:
         """Sweeps."""
         self._comes_by()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
@@ -19,7 +20,7 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.events.calls import ScalerCall, ScalerMethod
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.hooks.scaler_calls import ScalerListener, announced
-from ampscope.capture.torch_support import dynamo, guard
+from ampscope.capture.torch_support import dynamo, guard, torch_private
 from ampscope.capture.torch_support.calls.threads import HomeThread, changing
 from ampscope.capture.torch_support.optimizer_view import around_every_step
 
@@ -44,6 +45,9 @@ class Listener(Protocol):
 
     def scheduled(self, scheduler: Any) -> None:
         """A learning rate scheduler steps."""
+
+    def region_switched_off(self, device: str) -> None:
+        """Torch has switched off an autocast region that was asked for, with a warning."""
 
     def adopt(self, scaler: Any) -> ScalerListener | None:
         """A ``GradScaler`` scales a loss; returns who listens to it from now on, None for what is known or foreign."""
@@ -80,6 +84,8 @@ def _install() -> None:
     _put_in_place(torch.autograd, "backward", lambda _: _backward)
     _put_in_place(torch.Tensor, "backward", _of_tensor)
     _put_in_place(torch, "clear_autocast_cache", _counted)
+    if (common := torch_private.amp_common()) is not None:
+        _put_in_place(common, torch_private.UNAVAILABLE, _asked)
     for scaler in _subclasses(torch.amp.GradScaler):
         if "scale" in vars(scaler):  # ``ShardedGradScaler`` does not call the one that it inherits
             _scalers[scaler] = vars(scaler)["scale"]
@@ -95,6 +101,8 @@ def _uninstall() -> None:
     _restore(torch.Tensor, "backward")
     _restore(torch.autograd, "backward")
     _restore(torch, "clear_autocast_cache")
+    if torch_private.UNAVAILABLE in _originals:
+        _restore(torch_private.amp_common(), torch_private.UNAVAILABLE)
     while _scalers:
         scaler, scale = _scalers.popitem()
         scaler.scale = scale  # type: ignore[attr-defined]  # the original again
@@ -133,6 +141,30 @@ def _counted(clear: Callable[..., Any]) -> Callable[..., Any]:
     """
     both = itertools.starmap(operator.call, itertools.cycle([(_begin_epoch,), (clear,)]))
     return zip(both, both, strict=False).__next__
+
+
+def _asked(unavailable: Callable[[], bool]) -> Callable[[], bool]:
+    """What tells torch that CUDA is missing, told to listeners where it switches off a region that is to be on.
+
+    Torch asks as it makes the region, and warns in the name of whoever called for it: no frame of ours may be there.
+    """
+
+    @wraps(unavailable)
+    def asked() -> bool:
+        answer = unavailable()
+        if answer and not torch.compiler.is_compiling():
+            asking = sys._getframe(1)
+            of_region = asking.f_code is torch.autocast.__init__.__code__
+            if of_region and asking.f_locals.get("enabled") and asking.f_locals.get("device_type") == "cuda":
+                guard.tell(_region_switched_off, "cuda")
+        return answer
+
+    return asked
+
+
+def _region_switched_off(device: str) -> None:
+    for listener in _listeners:
+        listener.region_switched_off(device)
 
 
 def original_backward() -> Callable[..., Any]:

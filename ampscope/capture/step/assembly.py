@@ -33,6 +33,7 @@ from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.spikes import SpikeEnding
 from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
+from ampscope.capture.step.measures.liveness import Liveness
 from ampscope.capture.step.measures.progress import Progress
 from ampscope.capture.step.measures.state.held import StateHistory
 from ampscope.capture.step.measures.state.state_watch import StateWatch
@@ -49,6 +50,7 @@ from ampscope.capture.torch_support.communication import process_group
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
+from ampscope.capture.usage.amp_effect import AmpEffect
 from ampscope.capture.usage.usage_observer import UsageObserver
 from ampscope.capture.usage.usage_watch import UsageWatch
 from ampscope.trace.schema import EventKind
@@ -92,6 +94,7 @@ def step_watch(
     failed = FailedCalls(models, recorder, incidents, optimizers, guard_for("the look at exceptions"))
     tape.on_error(failed.function_raised)
     state = StateWatch(models, optimizers, written, carried.averages, history, readback, incidents, looking)
+    alive = Liveness(models, readback, report, guard_for("the look at what trains"))
     observers = Observers(
         own,
         settings=configuration,
@@ -102,7 +105,9 @@ def step_watch(
         updates=StillUpdates(models, recorder, terminal, budgets[1], looking),
         carried=carried,
         usage=UsageObserver(usage, report, optimizers.step_of, guard_for("the usage check")),
-        rows=StepRows(models, recorder, readback, own, guard, spikes.arrived),
+        rows=StepRows(models, recorder, readback, own, guard, (spikes.arrived, alive.arrived)),
+        alive=alive,
+        effect=AmpEffect(models, report, guard_for("the look at autocast regions")),
         spikes=spikes,
         history=ScalerHistory(recorder, optimizers, readback, guard_for("the scaler's history")),
         **_looks(Again(models, recorder, budgets[1], guard_for("the second look")), incidents, live, tape, cycle),

@@ -13,24 +13,26 @@ P = ParamSpec("P")
 #: For each event, who is told of it, in this order. `trace` writes the live trace down or drops it before `rows` says
 #: of the step whether it was traced; a call that is lost is dropped from the trace before the tape looks what is left.
 ORDER: dict[str, str] = {
-    "step_began": "settings heal carried usage tape written live",
+    "step_began": "settings heal carried usage tape written live alive effect",
     "call_began": "tape live",
     "call_ended": "tape",
     "call_lost": "live tape failed",
-    "backward_began": "usage tape live failed",
-    "backward_ended": "live usage tape second failed",
+    "backward_began": "usage tape live failed alive",
+    "backward_ended": "live usage tape second failed alive",
     "gradients_complete": "live",
-    "scaler_joined": "heal history usage",
+    "scaler_joined": "heal history usage effect",
     "scaler_call_began": "heal history usage",
     "scaler_call_ended": "heal tape usage history rows",
     "scaler_call_lost": "failed",
     "attempt_began": "written carried second",
     "bare_step": "usage",
-    "optimizer_steps": "hidden second still ahead heal audit updates rows spikes before trace",
-    "step_ended": "trace audit rows usage state ahead carried failed heal",
+    "optimizer_steps": "hidden second still ahead heal audit updates rows spikes before trace alive",
+    "foreign_step": "alive",
+    "region_switched_off": "effect",
+    "step_ended": "trace audit rows usage state ahead carried failed heal alive effect",
     "scheduler_stepped": "usage",
     "abandoned": "live tape carried failed",
-    "run_ended": "carried state failed audit heal",
+    "run_ended": "carried state failed audit heal alive effect",
 }
 
 

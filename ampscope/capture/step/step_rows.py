@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
@@ -35,7 +35,7 @@ class StepRows(StepObserver):
         readback: Brings the values.
         own: What AMPscope itself took.
         guard: Catches faults of the record.
-        arrived: Called with each attempt and its row.
+        arrived: Each is called with each attempt and its row.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class StepRows(StepObserver):
         readback: Readback,
         own: OwnWork,
         guard: Guard,
-        arrived: Callable[[StepAttempt, StepRow], None] = lambda _, __: None,
+        arrived: Iterable[Callable[[StepAttempt, StepRow], None]] = (),
     ) -> None:
         self._arrived = arrived
         self.guard = guard
@@ -101,7 +101,8 @@ class StepRows(StepObserver):
 
     def _put(self, attempt: StepAttempt, row: StepRow) -> None:
         self._recorder.step(row)
-        self._arrived(attempt, row)
+        for told in self._arrived:
+            told(attempt, row)
 
     def _row(self, ended: EndedStep, values: Values, now: float, observing: float) -> StepRow:
         attempt, found, tracker = ended.attempt, values["found_inf"], values["tracker"]

@@ -266,8 +266,10 @@ class StepWatch:
             self._by_loop.optimizer_in_backward()
         elif self._is_busy(optimizer_begins=True):
             return
-        elif not owns:  # what it does to another model's weights is no concern of this run
+        elif not owns:  # what it does to another model's weights is not heard
             self._was_listening = self._tape.stop() or self._was_listening
+            if self._cycle.is_open:
+                self._observers.tell(StepObserver.foreign_step, optimizer)
         else:
             with self._own:
                 self.optimizers.about_to_step(optimizer)
@@ -295,6 +297,10 @@ class StepWatch:
         self._endings.settle()
         if (optimizer := getattr(scheduler, "optimizer", None)) is not None and self.optimizers.owns(optimizer):
             self._observers.tell(StepObserver.scheduler_stepped, scheduler)
+
+    def region_switched_off(self, device: str) -> None:
+        """Torch has switched off an autocast region that the loop made."""
+        self._observers.tell(StepObserver.region_switched_off, device)
 
     @property
     def in_progress(self) -> bool:

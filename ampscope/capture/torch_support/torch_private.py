@@ -289,6 +289,15 @@ def scaler_first_tracker(scaler: Any) -> int:
     return int(getattr(scaler, "_init_growth_tracker", 0))
 
 
+#: What tells `torch.autocast` and ``GradScaler`` that CUDA is missing.
+UNAVAILABLE = "amp_definitely_not_available"
+
+
+def amp_common() -> Any | None:
+    """The module that `UNAVAILABLE` is a function of; None where that is gone."""
+    return common if hasattr(common := sys.modules.get("torch.cuda.amp.common"), UNAVAILABLE) else None
+
+
 def scaler_is_fresh(scaler: Any) -> bool:
     """Whether a ``GradScaler`` has neither scaled a loss nor, as far as can be told, been given a saved state."""
     return scaler_tensors(scaler)[0] is None and not scaler_first_tracker(scaler)

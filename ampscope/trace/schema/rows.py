@@ -269,14 +269,15 @@ class FindingRow(NamedTuple):
     step: int  #: the step attempt in which it was first seen
     segment: Int16
     time: float  #: unix time, seconds
-    cause: str  #: a ``misuse_...`` or ``half_params`` of `Cause`
+    cause: str  #: a usage mistake of `Cause`: ``misuse_...``, ``half_params``, ``nothing_trains`` and others
     form: str  #: a `MistakeForm`, or empty
     file: str
     line: Int32
     function: str
     code: str
     evidence: str  #: JSON object: the scales ``was`` and ``starts``, or ``optimizer_steps``; ``framework``, the
-    #: one that unscales and steps for the user, where one does
+    #: one that unscales and steps for the user, where one does; ``parameters`` (the first) and their ``count``,
+    #: ``attempts``; ``ranks``; the ``device`` of a region, and of the ``tensors``
 
 
 class EventRow(NamedTuple):

@@ -14,6 +14,12 @@ from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.causes.state import StandsStill
 from ampscope.analysis.causes.usage.forms import UNSCALE_FIRST, in_loop
 from ampscope.analysis.causes.usage.reasons import HalfState, LearningRateMoved, OptimizerRestored, ScaleForgotten
+from ampscope.analysis.causes.usage.without_effect import (
+    amp_without_effect,
+    not_cleared,
+    not_reduced,
+    nothing_trains,
+)
 from ampscope.analysis.origin.lost_upstream import divides_by_what_was_zero
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
@@ -280,5 +286,64 @@ ENTRIES = (
         ),
         recognised_in="capture",
         of_scaler=True,
+    ),
+    UsageEntry(
+        cause=Cause.NOTHING_TRAINS,
+        noun=MISTAKES_IN_WORDS[Cause.NOTHING_TRAINS],
+        correct="Gradients reach the optimizer's parameters, and its steps move them",
+        sentence=nothing_trains,
+        remedies=(
+            in_loop(
+                text="Follow one step by hand: which parameters get a gradient, and which of them move.",
+                code="before = [p.detach().clone() for p in model.parameters()]\nloss.backward()\noptimizer.step()\n"
+                "for (name, p), old in zip(model.named_parameters(), before):\n"
+                "    print(name, p.grad is not None, (p != old).any().item())",
+            ),
+        ),
+        recognised_in="capture",
+        happens_once=True,
+    ),
+    UsageEntry(
+        cause=Cause.GRADIENTS_NOT_CLEARED,
+        noun=MISTAKES_IN_WORDS[Cause.GRADIENTS_NOT_CLEARED],
+        correct="Gradients are cleared once for each optimizer step",
+        sentence=not_cleared,
+        remedies=(
+            in_loop(
+                text="Clear the gradients before the backward of each step, or right after the step.",
+                code="optimizer.zero_grad()\nloss.backward()\noptimizer.step()",
+            ),
+        ),
+        recognised_in="capture",
+    ),
+    UsageEntry(
+        cause=Cause.RANKS_NOT_REDUCED,
+        noun=MISTAKES_IN_WORDS[Cause.RANKS_NOT_REDUCED],
+        correct="A model is wrapped when it has the parameters that it is trained with",
+        sentence=not_reduced,
+        remedies=(
+            in_loop(
+                text="Move, convert and complete the model first, and wrap it last.",
+                code="model = model.to(device)\nmodel = DistributedDataParallel(model)",
+            ),
+        ),
+        recognised_in="capture",
+        happens_once=True,
+    ),
+    UsageEntry(
+        cause=Cause.AMP_WITHOUT_EFFECT,
+        noun=MISTAKES_IN_WORDS[Cause.AMP_WITHOUT_EFFECT],
+        correct="Where mixed precision is asked for, ops run in half precision",
+        sentence=amp_without_effect,
+        remedies=(
+            in_loop(
+                text="Call the model inside a region for the device that it is on, or drop autocast and the scaler.",
+                code="with torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16):\n"
+                "    loss = loss_fn(model(x), y)",
+            ),
+        ),
+        severity=Severity.WARNING,  # costs time and memory, and spoils nothing
+        recognised_in="capture",
+        happens_once=True,
     ),
 )

@@ -195,4 +195,53 @@ FORMS: dict[MistakeForm, FormEntry] = {
         refused=True,
     ),
     MistakeForm.NO_SCALER: FormEntry(),
+    MistakeForm.ALL_FROZEN: FormEntry(
+        fix=in_loop(
+            text="Give the optimizer the parameters that are to be trained, and let them require gradients.",
+            code="head.requires_grad_(True)\n"
+            "optimizer = Optimizer([p for p in model.parameters() if p.requires_grad], lr=lr)",
+        )
+    ),
+    MistakeForm.NO_GRADIENT: FormEntry(
+        fix=in_loop(
+            text="Compute the loss from what the model returned, without cutting it off from its history.",
+            code="output = model(x)  # no .detach(), .data, .item() or no_grad() on the way to the loss\n"
+            "loss = loss_fn(output, y)",
+        )
+    ),
+    MistakeForm.GRADIENTS_ZEROED: FormEntry(
+        fix=in_loop(
+            text="Leave the gradients as they are between backward and the step, and clip by a norm that is finite.",
+            code="loss.backward()\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)\n"
+            "optimizer.step()\noptimizer.zero_grad()",
+        )
+    ),
+    MistakeForm.OTHER_PARAMETERS: FormEntry(
+        fix=in_loop(
+            text="Make the optimizer last, for the very model that is called and watched.",
+            code="optimizer = Optimizer(model.parameters(), lr=lr)",
+        )
+    ),
+    MistakeForm.ZERO_GRADIENTS: FormEntry(),
+    MistakeForm.ROUNDED_AWAY: FormEntry(
+        fix=in_loop(
+            text="Raise the learning rate.", code='for group in optimizer.param_groups:\n    group["lr"] = 1e-3'
+        )
+    ),
+    MistakeForm.NO_LEARNING_RATE: FormEntry(
+        fix=in_loop(
+            text="Look at the schedule: it gives zero at every step, as an integer division or a warm-up that is never "
+            "stepped does.",
+            code="print(scheduler.get_last_lr())",
+        )
+    ),
+    MistakeForm.AUTOCAST_SWITCHED_OFF: FormEntry(),
+    MistakeForm.AUTOCAST_ELSEWHERE: FormEntry(),
+    MistakeForm.AUTOCAST_OUTSIDE: FormEntry(),
+    MistakeForm.AUTOCAST_FLOAT32: FormEntry(
+        fix=in_loop(
+            text="Leave autocast and the scaler out: this model has nothing to gain.",
+            code="loss = loss_fn(model(x), y)",
+        )
+    ),
 }

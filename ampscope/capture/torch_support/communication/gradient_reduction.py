@@ -39,6 +39,28 @@ def synchronising(wrapper: nn.Module | None) -> nn.Module | None:
     return wrapper if getattr(wrapper, "require_backward_grad_sync", False) else None
 
 
+def left_apart(roots: Iterable[nn.Module]) -> tuple[list[str], int] | None:
+    """Parameters put into a model after ``DistributedDataParallel`` was built, whose gradients it does not reduce.
+
+    Args:
+        roots: The watched models, as the user holds them.
+
+    Returns:
+        Their names, and the number of ranks; None where there are none.
+    """
+    for root in roots:
+        wrapper: Any = wrapper_of(root)
+        known = getattr(wrapper, "_module_parameters", None)
+        if known is None or (ranks := int(wrapper.process_group.size())) == 1:
+            continue
+        reduced, ignored = set(map(id, known)), getattr(wrapper, "parameters_to_ignore", ())
+        trained = [each for each in wrapper.module.named_parameters() if each[1].requires_grad]
+        names = [name for name, each in trained if id(each) not in reduced and name not in ignored]
+        if names:
+            return names, ranks
+    return None
+
+
 def of_step(wrappers: Iterable[nn.Module], collectives: int | None) -> GradientReduction | None:
     """How the gradients of a step were reduced; None where they were not.
 

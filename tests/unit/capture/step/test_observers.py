@@ -22,6 +22,7 @@ from ampscope.capture.step.ending.second_look import SecondLook
 from ampscope.capture.step.ending.spikes import SpikeEnding
 from ampscope.capture.step.ending.trace_ending import TraceEnding
 from ampscope.capture.step.live_trace import LiveTrace
+from ampscope.capture.step.measures.liveness import Liveness
 from ampscope.capture.step.measures.state.state_watch import StateWatch
 from ampscope.capture.step.measures.state.written_state import WrittenState
 from ampscope.capture.step.measures.updates.still_updates import StillUpdates
@@ -31,6 +32,7 @@ from ampscope.capture.step.scaler_history import ScalerHistory
 from ampscope.capture.step.step_rows import StepRows
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.usage.amp_effect import AmpEffect
 from ampscope.capture.usage.usage_observer import UsageObserver
 
 EVENTS = {name for name, _ in inspect.getmembers(StepObserver, inspect.isfunction)}
@@ -54,6 +56,8 @@ PARTS: dict[str, type[StepObserver]] = {
     "before": OptimizersBefore,
     "audit": Audit,
     "heal": Healer,
+    "alive": Liveness,
+    "effect": AmpEffect,
 }
 
 

@@ -1,0 +1,77 @@
+"""Notices autocast regions without effect: torch has switched them off, or they are for another kind of device."""
+
+from __future__ import annotations
+
+from ampscope.capture.events.calls import JoinedScaler, StepStart
+from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events.open_step import EndedStep
+from ampscope.capture.events.run_end import RunEnd
+from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.user_line import Place, user_place
+from ampscope.capture.usage.mistake import Mistake, ReportMistake
+from ampscope.trace.vocabulary import Cause, MistakeForm
+
+#: Steps after which it is told; a run that ends before is told of at its end.
+_ENOUGH = 8
+
+
+class AmpEffect(StepObserver):
+    """Looks whether some step begins in an autocast region that is on where the model is.
+
+    Args:
+        models: The watched models.
+        report: Takes what is found.
+        guard: Catches faults in looking.
+    """
+
+    def __init__(self, models: Models, report: ReportMistake, guard: Guard) -> None:
+        self.guard = guard
+        self._models = models
+        self._report = report
+        self._form: MistakeForm | None = None
+        self._device = ""
+        self._place: Place | None = None
+        self._steps = 0
+        self._is_over = False  # there is an effect, or it is told that there is none
+        self._scaler_is_off = False
+
+    def region_switched_off(self, device: str) -> None:
+        """Torch has switched off a region that the loop asked for."""
+        if not self._is_over and self._form is None:
+            self._note(MistakeForm.AUTOCAST_SWITCHED_OFF, device)
+
+    def step_began(self, start: StepStart) -> None:
+        """Looks at the region around the first forward."""
+        on = [] if self._is_over else [each for each in start.ambient.regions if each.enabled]
+        here = {device.type for device in self._models.devices} if on else set()
+        if any(each.device_type in here for each in on):
+            self._is_over = True
+        elif on and here and self._form is None:
+            self._note(MistakeForm.AUTOCAST_ELSEWHERE, on[0].device_type)
+
+    def _note(self, form: MistakeForm, device: str) -> None:
+        self._form, self._device, self._place = form, device, user_place()
+
+    def scaler_joined(self, joined: JoinedScaler) -> None:
+        """Takes down whether the scaler does anything."""
+        enabled = getattr(joined.scaler, "is_enabled", None)
+        self._scaler_is_off = callable(enabled) and not enabled()
+
+    def step_ended(self, _: EndedStep) -> None:
+        """Tells of it after some steps."""
+        self._steps += 1
+        if self._steps == _ENOUGH:
+            self._tell()
+
+    def run_ended(self, _: RunEnd) -> None:
+        """Tells of it where the run was too short before."""
+        if self._steps:
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._form is not None and not self._is_over:
+            self._is_over = True
+            tensors = ", ".join(sorted({device.type for device in self._models.devices}))
+            found = {"device": self._device, "tensors": tensors, "scaler": self._scaler_is_off}
+            self._report(Mistake(Cause.AMP_WITHOUT_EFFECT, self._place, 0, self._form, found))
