@@ -61,8 +61,9 @@ def join(listener: CompileListener, home: HomeThread) -> None:
     """Starts telling ``listener`` of what its thread calls."""
     with changing:
         if not _listeners:
-            _originals["compile"] = torch.compile
+            _originals["compile"], _originals["export"] = torch.compile, torch.export.export
             torch.compile = _heard(torch.compile)  # restored in leave
+            torch.export.export = _without_hooks(torch.export.export)  # restored in leave
         _listeners.join(listener, home)
     meet_dynamo()
 
@@ -72,6 +73,7 @@ def leave(listener: CompileListener) -> None:
     with changing:
         if _listeners.leave(listener):
             _restore(torch, "compile")
+            _restore(torch.export, "export")
             _restore(_originals.pop("module", None), "__call__")
 
 
@@ -106,6 +108,18 @@ def _heard(compiler: Callable[..., Any]) -> Callable[..., Any]:
 
     heard.ampscope_heard = True  # type: ignore[attr-defined]
     return dynamo.breaks_graph(heard)
+
+
+def _without_hooks(export: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.export.export`` without the hooks on all modules: Dynamo exports no module that has any."""
+
+    @wraps(export)
+    def exported(*args: Any, **kwargs: Any) -> Any:
+        with guard.hooks_aside():
+            return export(*args, **kwargs)
+
+    exported.ampscope_heard = True  # type: ignore[attr-defined]
+    return exported
 
 
 def _module_heard(original: Callable[..., Any]) -> Callable[..., Any]:

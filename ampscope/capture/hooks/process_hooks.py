@@ -19,7 +19,7 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.events.calls import ScalerCall, ScalerMethod
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.hooks.scaler_calls import ScalerListener, announced
-from ampscope.capture.torch_support import dynamo, guard
+from ampscope.capture.torch_support import dynamo, guard, torch_private
 from ampscope.capture.torch_support.calls.threads import HomeThread, changing
 from ampscope.capture.torch_support.optimizer_view import around_every_step
 
@@ -137,7 +137,7 @@ def original_backward() -> Callable[..., Any]:
 
 def _backward(*args: Any, **kwargs: Any) -> Any:
     call: Callable[..., Any] = original_backward()
-    if torch.compiler.is_compiling():
+    if torch_private.is_tracing():
         return call(*args, **kwargs)
     return guard.through(_told_backward, call, args, kwargs)
 
@@ -167,7 +167,7 @@ def _adopted(scale: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(scale)
     def adopted(scaler: Any, outputs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch_private.is_tracing():
             return scale(scaler, outputs)
         return guard.through(_scales_first, scale, (scaler, outputs), {})
 
@@ -185,7 +185,7 @@ def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(step)
     def announced(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
+        if not torch_private.is_tracing():
             guard.tell(_scheduled, scheduler)
         return step(scheduler, *args, **kwargs)
 

@@ -162,7 +162,7 @@ class TapeMode(TorchFunctionMode):
     def _come_back(self, call: Call | None) -> None:
         """That call is over; it goes onto the tape as one."""
         torch_private.insert_function_mode(self)
-        if call is None or not self.recording or self._pause.on or self._guard.broken or torch_private.is_tracing():
+        if call is None or not self.recording or self._pause.on or self._guard.broken:
             return
         self._pause.begin_aside()
         with self._guard:
@@ -175,12 +175,7 @@ class TapeMode(TorchFunctionMode):
         result, before = NOT_RUN, None
         try:
             captured = self._pause.cuda and self._pause.captures()
-            if (
-                captured
-                or leaves_all_as_it_is(func, args)
-                or torch.compiler.is_compiling()
-                or torch_private.is_tracing()
-            ):
+            if captured or leaves_all_as_it_is(func, args) or torch_private.is_tracing():
                 return func(*args, **kwargs)
             self._handling += 1
             try:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import _symbolic_trace
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -216,8 +217,15 @@ def in_functorch() -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether ``torch.jit.trace`` is recording; torch's own module call asks the same way."""
-    return torch._C._get_tracing_state() is not None
+    """Whether torch makes a graph of what is called now (Dynamo, export, ``jit.trace``, ``torch.fx``, ``make_fx``).
+
+    Nothing is seen of such calls, and no op of AMPscope's may come between them: it would be part of the graph.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or bool(getattr(_symbolic_trace, "_is_fx_tracing_flag", False))
+    )
 
 
 def forward_kwargs(frame: FrameType) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class Tracer(OwnMode):
             self.functions.unwraps = True
             return NotImplemented  # a wrapper subclass: its inner ops come by again
         operator, guard = operators.describe(func), self._guard
-        if self.pause.on or guard.broken or (self.pause.cuda and self.pause.captures()):
+        if self.pause.on or guard.broken or torch_private.is_tracing() or (self.pause.cuda and self.pause.captures()):
             return func(*args, **kwargs)
         result = NOT_RUN
         self.functions.handling += 1

@@ -147,4 +147,4 @@ def _is_foreign(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     if name in _PASSED_OVER or draws_random_numbers(name):
         return True
-    return torch.compiler.is_compiling() or torch_private.is_tracing() or torch_private.in_functorch()
+    return torch_private.is_tracing() or torch_private.in_functorch()
