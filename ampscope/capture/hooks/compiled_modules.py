@@ -17,8 +17,12 @@ from torch import nn
 
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.torch_support import dynamo, guard
+from ampscope.capture.torch_support.calls.modes_aside import making_graph
 from ampscope.capture.torch_support.calls.threads import HomeThread, Together, changing
 from ampscope.capture.torch_support.models import unwrapped
+
+#: Functions of torch that make a graph of a model.
+_GRAPH_MAKERS = ((torch.export, "export"), (torch.jit, "trace"), (torch.jit, "trace_module"))
 
 
 class CompileListener(Protocol):
@@ -61,9 +65,11 @@ def join(listener: CompileListener, home: HomeThread) -> None:
     """Starts telling ``listener`` of what its thread calls."""
     with changing:
         if not _listeners:
-            _originals["compile"], _originals["export"] = torch.compile, torch.export.export
+            _originals["compile"] = torch.compile
             torch.compile = _heard(torch.compile)  # restored in leave
-            torch.export.export = _without_hooks(torch.export.export)  # restored in leave
+            for owner, name in _GRAPH_MAKERS:
+                _originals[name] = getattr(owner, name)
+                setattr(owner, name, _apart(_originals[name]))
         _listeners.join(listener, home)
     meet_dynamo()
 
@@ -73,7 +79,8 @@ def leave(listener: CompileListener) -> None:
     with changing:
         if _listeners.leave(listener):
             _restore(torch, "compile")
-            _restore(torch.export, "export")
+            for owner, name in _GRAPH_MAKERS:
+                _restore(owner, name)
             _restore(_originals.pop("module", None), "__call__")
 
 
@@ -110,16 +117,16 @@ def _heard(compiler: Callable[..., Any]) -> Callable[..., Any]:
     return dynamo.breaks_graph(heard)
 
 
-def _without_hooks(export: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.export.export`` without the hooks on all modules: Dynamo exports no module that has any."""
+def _apart(maker: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes a graph of a model, with nothing of AMPscope in its way."""
 
-    @wraps(export)
-    def exported(*args: Any, **kwargs: Any) -> Any:
-        with guard.hooks_aside():
-            return export(*args, **kwargs)
+    @wraps(maker)
+    def apart(*args: Any, **kwargs: Any) -> Any:
+        with making_graph():
+            return maker(*args, **kwargs)
 
-    exported.ampscope_heard = True  # type: ignore[attr-defined]
-    return exported
+    apart.ampscope_heard = True  # type: ignore[attr-defined]
+    return apart
 
 
 def _module_heard(original: Callable[..., Any]) -> Callable[..., Any]:

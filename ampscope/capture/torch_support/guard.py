@@ -10,13 +10,11 @@ import threading
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, TypeGuard
 
 import torch
-from torch.nn.modules import module as module_calls
 
 from ampscope.capture.torch_support.interruption import is_interruption
 from ampscope.trace.vocabulary import DEVICE_FAILED, SWITCHED_OFF
@@ -241,20 +239,6 @@ def told_by_hook(run: Callable[..., None]) -> Callable[..., None]:
 
     hook.ampscope_heard = True  # type: ignore[attr-defined]  # functions take any
     return hook
-
-
-@contextmanager
-def hooks_aside() -> Iterator[None]:
-    """Takes the hooks of `told_by_hook` away for the body."""
-    homes = (module_calls._global_forward_pre_hooks, module_calls._global_forward_hooks)
-    hooks = [(home, *each) for home in homes for each in home.items() if hasattr(each[1], "ampscope_heard")]
-    for home, number, _ in hooks:
-        del home[number]
-    try:
-        yield
-    finally:
-        for home, number, hook in hooks:
-            home[number] = hook
 
 
 #: In place of what a function returned that has not run.

@@ -10,6 +10,7 @@ import functools
 import itertools
 import operator
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import _symbolic_trace
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules import module as module_calls
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -225,7 +227,22 @@ def is_tracing() -> bool:
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or bool(getattr(_symbolic_trace, "_is_fx_tracing_flag", False))
+        or graphs.in_the_making > 0
     )
+
+
+class _Graphs(threading.local):
+    """Of each thread."""
+
+    in_the_making = 0  #: calls of torch that make one, their own checks of it included
+
+
+graphs = _Graphs()
+
+
+def hooks_on_all_modules() -> tuple[dict[int, Any], ...]:
+    """The hooks before and after the call of every module, by number."""
+    return module_calls._global_forward_pre_hooks, module_calls._global_forward_hooks
 
 
 def forward_kwargs(frame: FrameType) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support.user_line import NOWHERE, Place, is_capture, is_inner, user_place
+from ampscope.trace.redaction import redacted
 from ampscope.trace.schema import Phase
 
 #: What torch says of a number that does not fit the tensor's dtype.
@@ -100,7 +101,7 @@ class _Call(NamedTuple):
 
 
 def _described(error: BaseException, call: _Call, place: Place, module: tuple[str, str] = ("", "")) -> FailedCall:
-    message = (str(error).splitlines() or [""])[0][:_MESSAGE]
+    message = redacted((str(error).splitlines() or [""])[0])[:_MESSAGE]
     fits_not = _DOES_NOT_FIT.search(message)
     tensor = next((value for value in call.values if isinstance(value, Tensor)), None)
     of_tensor = str(tensor.dtype).partition(".")[2] if tensor is not None else ""

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 

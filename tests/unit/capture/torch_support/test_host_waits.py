@@ -114,6 +114,7 @@ NO_TENSORS = frozenset(
         "heal/ranks/votes.py": "together",
         "heal/cures/one_form.py": "form_of _form_from_logits",
         "torch_support/dynamo.py": "graphs_compiled",
+        "torch_support/torch_private.py": "is_tracing",
         "replay/cures/forms/range/constants.py": "fits _numbers survivor",
         "replay/cures/forms/range/scale_first.py": "_scaling",
         "replay/cures/forms/mathematics/bounds.py": "instead of_exponential _factor",

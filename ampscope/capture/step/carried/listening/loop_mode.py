@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
