@@ -11,6 +11,7 @@ from ampscope.analysis.diagnosis.examined import merged
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.ranks.across_ranks import examined_incidents
 from ampscope.analysis.diagnosis.ranks.apart_replicas import apart_replicas
+from ampscope.analysis.diagnosis.recording_gaps import recording_gaps
 from ampscope.analysis.diagnosis.run_summary import summary
 from ampscope.analysis.diagnosis.silent.risks.risks import risks
 from ampscope.analysis.diagnosis.silent.silent_failures import silent_failures
@@ -97,7 +98,10 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
     info = run_info(run, world, history)
     causes = {incident.cause for incident in incidents}
     cures = cures_made(run, sampled)
+    gaps = " ".join(recording_gaps(run, world))
     unseen = "" if primary else unobserved(run, sampled, info.steps)
+    if primary is None or primary.cause.is_ahead:  # what is not known may be worse than what is expected
+        unseen = unseen or gaps
     return Diagnosis(
         run=info,
         verdict=_verdict(primary, unseen),
@@ -106,7 +110,7 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
         incidents=tuple(incidents),
         findings=mistakes,
         scale=scale,
-        note=only_recorded(run),
+        note=" ".join(filter(None, (only_recorded(run), "" if unseen else gaps))),
         ranks=ranks_story(ranks_in_numbers(run)) if whole and world.is_shared else (),
         cures=cures,
         since=since_then(run, sampled, primary, incidents=incidents, cures=cures, history=history),
@@ -114,8 +118,10 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
 
 
 def _verdict(primary: Incident | Finding | None, unseen: str) -> Verdict:
+    if unseen:
+        return Verdict.NOT_OBSERVED
     if primary is None:
-        return Verdict.NOT_OBSERVED if unseen else Verdict.HEALTHY
+        return Verdict.HEALTHY
     return Verdict.AT_RISK if primary.cause.is_ahead else Verdict.PROBLEM
 
 
