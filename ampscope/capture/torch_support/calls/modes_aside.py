@@ -90,7 +90,8 @@ class OthersAside:
 
 
 def _is_ours(thing: Any) -> bool:
-    return bool(type(thing).__module__.partition(".")[0] == "ampscope" or hasattr(thing, "ampscope_heard"))
+    module: str = type(thing).__module__
+    return module.partition(".")[0] == "ampscope" or hasattr(thing, "ampscope_heard")
 
 
 def others_aside() -> OthersAside:
