@@ -53,8 +53,8 @@ def open_writer(
 
 def _say_ended(folder: Path, say: Callable[[object], None], failure: BaseException) -> None:
     say(
-        f"recording of the run in {folder} has ended: {failure or type(failure).__name__}; training goes on, and what "
-        "it does from here on is not known"
+        f"recording of the run in {folder} has ended: {str(failure) or type(failure).__name__}; training goes on, and "
+        "what it does from here on is not known"
     )
 
 
