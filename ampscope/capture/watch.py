@@ -29,7 +29,6 @@ from ampscope.capture.record.sampled_ranks import sampled_ranks
 from ampscope.capture.record.settings import check_costs, check_optimizer, checked
 from ampscope.capture.record.signals.signals import OnIncident, receivers
 from ampscope.capture.record.signals.tracker import Tracker
-from ampscope.capture.record.signals.webhook import without_addresses
 from ampscope.capture.record.terminal import say
 from ampscope.capture.scope import Scope, forgotten, open_scopes, opened
 from ampscope.capture.torch_support.calls import kernel_choice
@@ -274,5 +273,4 @@ def _watched_at() -> dict[str, Any]:
     place, own = user_place(), Path(ampscope.__file__).parent
     if place is None or place.code is None or Path(place.code.co_filename).is_relative_to(own):
         return {}
-    code = without_addresses(place.text)  # a webhook's is a secret
-    return {"watched_at": {"file": place.file, "line": place.line, "function": place.function, "code": code}}
+    return {"watched_at": {"file": place.file, "line": place.line, "function": place.function, "code": place.text}}

@@ -12,6 +12,7 @@ from ampscope.analysis.diagnosis.examined import merged
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.ranks.across_ranks import examined_incidents
 from ampscope.analysis.diagnosis.ranks.apart_replicas import apart_replicas
+from ampscope.analysis.diagnosis.recording_gaps import recording_gaps
 from ampscope.analysis.diagnosis.run_summary import summary
 from ampscope.analysis.diagnosis.silent.risks.risks import risks
 from ampscope.analysis.diagnosis.silent.silent_failures import silent_failures
@@ -109,8 +110,11 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
     newest = max((int(each.step[-1]) for each in history.values() if each.step.size), default=0)
     info = replace(run_info(run, world, history), loop_step=of_loop(newest))
     cures = cures_made(run, sampled)
+    gaps = " ".join(recording_gaps(run, world))
     unseen = "" if primary else unobserved(run, sampled, info.steps)
     looked, unlooked = checked(run, sampled), not_looked_at(run)
+    if primary is None or _is_risk(primary):  # what is not known may be worse than what is expected
+        unseen = unseen or gaps
     return Diagnosis(
         run=info,
         verdict=_verdict(primary, unseen, unlooked),
@@ -121,7 +125,9 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
         scale=scale,
         checked=looked,
         unobserved=unlooked,
-        note=" ".join(filter(None, (only_recorded(run), *(unlooked if primary or unseen else ())))),
+        note=" ".join(
+            filter(None, (only_recorded(run), "" if unseen else gaps, *(unlooked if primary or unseen else ())))
+        ),
         ranks=ranks_story(ranks_in_numbers(run)) if whole and world.is_shared else (),
         cures=cures,
         since=since_then(run, sampled, primary, incidents=incidents, cures=cures, history=history),
@@ -129,8 +135,10 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
 
 
 def _verdict(primary: Incident | Finding | None, unseen: str, unlooked: Sequence[str]) -> Verdict:
+    if unseen:
+        return Verdict.NOT_OBSERVED
     if primary is None:
-        return Verdict.NOT_OBSERVED if unseen else Verdict.PARTLY_OBSERVED if unlooked else Verdict.HEALTHY
+        return Verdict.PARTLY_OBSERVED if unlooked else Verdict.HEALTHY
     return Verdict.AT_RISK if _is_risk(primary) else Verdict.PROBLEM
 
 

@@ -17,8 +17,12 @@ from torch import nn
 
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.torch_support import dynamo, guard
+from ampscope.capture.torch_support.calls.modes_aside import making_graph
 from ampscope.capture.torch_support.calls.threads import HomeThread, Together, changing
 from ampscope.capture.torch_support.models import unwrapped
+
+#: Functions of torch that make a graph of a model.
+_GRAPH_MAKERS = ((torch.export, "export"), (torch.jit, "trace"), (torch.jit, "trace_module"))
 
 
 class CompileListener(Protocol):
@@ -63,6 +67,9 @@ def join(listener: CompileListener, home: HomeThread) -> None:
         if not _listeners:
             _originals["compile"] = torch.compile
             torch.compile = _heard(torch.compile)  # restored in leave
+            for owner, name in _GRAPH_MAKERS:
+                _originals[name] = getattr(owner, name)
+                setattr(owner, name, _apart(_originals[name]))
         _listeners.join(listener, home)
     meet_dynamo()
 
@@ -72,6 +79,8 @@ def leave(listener: CompileListener) -> None:
     with changing:
         if _listeners.leave(listener):
             _restore(torch, "compile")
+            for owner, name in _GRAPH_MAKERS:
+                _restore(owner, name)
             _restore(_originals.pop("module", None), "__call__")
 
 
@@ -106,6 +115,18 @@ def _heard(compiler: Callable[..., Any]) -> Callable[..., Any]:
 
     heard.ampscope_heard = True  # type: ignore[attr-defined]
     return dynamo.breaks_graph(heard)
+
+
+def _apart(maker: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes a graph of a model, with nothing of AMPscope in its way."""
+
+    @wraps(maker)
+    def apart(*args: Any, **kwargs: Any) -> Any:
+        with making_graph():
+            return maker(*args, **kwargs)
+
+    apart.ampscope_heard = True  # type: ignore[attr-defined]
+    return apart
 
 
 def _module_heard(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,7 +44,7 @@ class WatchedModule(instrumented.Instrumented):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module, through its watch."""
         forward = super().__call__  # type: ignore[misc]  # the module's class comes next in the order
-        if torch.compiler.is_compiling() or torch_private.is_tracing():
+        if torch_private.is_tracing():
             return forward(*args, **kwargs)
         return guard.through(partial(self.ampscope_owner.called, self), forward, args, kwargs)
 
@@ -56,9 +56,9 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
     def hook(*call: Any) -> None:
         found = known()
         if found is not None:
-            guard.tell(found, *call)
+            found(*call)
 
-    return hook
+    return guard.told_by_hook(hook)
 
 
 class _Learning:
@@ -264,7 +264,7 @@ class ModuleWatch:
             self._caller.lost(hooked.entry)
 
     def _before(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or dynamo.in_use():
+        if torch_private.is_tracing() or dynamo.in_use():
             return
         if self._transform is not None:
             self._called_inside(module)
@@ -277,7 +277,7 @@ class ModuleWatch:
             return
         self._instrument(module)
         self.was_called = True
-        kwargs = torch_private.forward_kwargs(sys._getframe(3))  # past the door and the hook, in the module's call
+        kwargs = torch_private.forward_kwargs(sys._getframe(4))  # past the door and the hooks, in the module's call
         self._hooked = _Hooked(module, self._caller.enter(module, args, kwargs))
         self._depth += 1
 

@@ -174,7 +174,7 @@ def original_backward() -> Callable[..., Any]:
 
 def _backward(*args: Any, **kwargs: Any) -> Any:
     call: Callable[..., Any] = original_backward()
-    if torch.compiler.is_compiling():
+    if torch_private.is_tracing():
         return call(*args, **kwargs)
     return guard.through(_told_backward, call, args, kwargs)
 
@@ -221,7 +221,7 @@ def _adopted(scale: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(scale)
     def adopted(scaler: Any, outputs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch_private.is_tracing():
             return scale(scaler, outputs)
         return guard.through(_scales_first, scale, (scaler, outputs), {})
 
@@ -239,7 +239,7 @@ def _announced(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(step)
     def announced(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
+        if not torch_private.is_tracing():
             guard.tell(_scheduled, scheduler)
         return step(scheduler, *args, **kwargs)
 

@@ -118,7 +118,7 @@ def _heard(transform: Transform, original: Callable[..., Any]) -> Callable[..., 
 
     @wraps(original)
     def heard(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch_private.is_tracing():
             return original(*args, **kwargs)
         return _told(Through(original, args, kwargs, transform.inputs))
 
@@ -131,7 +131,7 @@ def _with_pullback(transform: Transform, original: Callable[..., Any]) -> Callab
 
     @wraps(original)
     def with_pullback(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch_private.is_tracing():
             return original(*args, **kwargs)
         result = heard(*args, **kwargs)
         pullback = Pullback(original, args, kwargs, result[1], transform.inputs)
@@ -149,7 +149,7 @@ class Pullback:
 
     def __call__(self, *cotangents: Any, **options: Any) -> Any:
         """The product of the transposed Jacobian with ``cotangents``."""
-        if torch.compiler.is_compiling():
+        if torch_private.is_tracing():
             return self._real(*cotangents, **options)
         if torch_private.in_functorch():
             return self._inside(cotangents, options)
@@ -171,7 +171,7 @@ def _lending(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def lending(module: nn.Module, weights: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch_private.is_tracing():
             return original(module, weights, *args, **kwargs)
         if torch_private.in_functorch():
             return original(module, _behind_door(weights), *args, **kwargs)

@@ -19,6 +19,7 @@ from ampscope.capture.torch_support.user_line import NOWHERE, Place
 from ampscope.capture.tracing.sampling.selection import Selection
 from ampscope.capture.tracing.sites import Sites, dtype_name, shape_name
 from ampscope.trace.files.column_block import ColumnBlock
+from ampscope.trace.redaction import redacted
 from ampscope.trace.schema import (
     AuditOpRow,
     AuditRow,
@@ -191,7 +192,7 @@ class Recorder:
             loss,
             scale,
             outcome.status,
-            outcome.reason,
+            redacted(outcome.reason),
             outcome.seconds,
             evidence.bad_params,
             evidence.over_budget,
@@ -214,7 +215,7 @@ class Recorder:
             trial.modules,
             trial.scale,
             result.outcome,
-            result.reason,
+            redacted(result.reason),
             loss,
             result.seconds,
             trial.low,
@@ -257,7 +258,7 @@ class Recorder:
 
     def event(self, kind: EventKind, step: int, text: str) -> None:
         """An annotation."""
-        self._writer.put(Table.EVENTS, [EventRow(step, self.segment, time.time(), kind, text)])
+        self._writer.put(Table.EVENTS, [EventRow(step, self.segment, time.time(), kind, redacted(text))])
 
 
 def _form_columns(form: FormUsed | None) -> dict[str, Any]:

@@ -170,7 +170,7 @@ class TapeMode(TorchFunctionMode):
     def _come_back(self, call: Call | None) -> None:
         """That call is over; it goes onto the tape as one."""
         torch_private.insert_function_mode(self)
-        if call is None or not self.recording or self._pause.on or self._guard.broken or torch_private.is_tracing():
+        if call is None or not self.recording or self._pause.on or self._guard.broken:
             return
         self._pause.others.__enter__()
         before = _Before(call_state.current(self._types), None, call.kwargs, _NO_ORIGINALS)
@@ -186,9 +186,7 @@ class TapeMode(TorchFunctionMode):
             if facts.asks or (facts.assigns_gradient and len(args) > 1 and args[1] is None):
                 return func(*args, **kwargs)
             captured = self._pause.cuda and self._pause.captures()
-            if captured or (self._may_compile and torch.compiler.is_compiling()):
-                return func(*args, **kwargs)
-            if torch_private.tracing_state() is not None:
+            if captured or (self._may_compile and torch.compiler.is_compiling()) or torch_private.records_calls():
                 return func(*args, **kwargs)
             self._handling += 1
             try:

@@ -230,6 +230,17 @@ def tell(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return None
 
 
+def told_by_hook(run: Callable[..., None]) -> Callable[..., None]:
+    """A hook on the calls of all modules, as a door; where Dynamo traces these calls nothing is behind it."""
+
+    def hook(*call: Any) -> None:
+        if not torch.compiler.is_compiling():
+            tell(run, *call)
+
+    hook.ampscope_heard = True  # type: ignore[attr-defined]  # functions take any
+    return hook
+
+
 #: In place of what a function returned that has not run.
 NOT_RUN: Any = object()
 

@@ -10,6 +10,7 @@ import functools
 import itertools
 import operator
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -18,7 +19,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import _symbolic_trace
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules import module as module_calls
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -221,8 +224,31 @@ def in_functorch() -> bool:
 
 
 def is_tracing() -> bool:
-    """Whether ``torch.jit.trace`` is recording."""
-    return tracing_state() is not None
+    """Whether torch makes a graph of what is called now (Dynamo, export, ``jit.trace``, ``torch.fx``, ``make_fx``).
+
+    Nothing is seen of such calls, and no op of AMPscope's may come between them: it would be part of the graph.
+    """
+    return torch.compiler.is_compiling() or records_calls()
+
+
+def records_calls() -> bool:
+    """Whether it does so by another way than Dynamo, which asks for itself."""
+    is_fx = getattr(_symbolic_trace, "_is_fx_tracing_flag", False)
+    return tracing_state() is not None or bool(is_fx) or graphs.in_the_making > 0
+
+
+class _Graphs(threading.local):
+    """Of each thread."""
+
+    in_the_making = 0  #: calls of torch that make one, their own checks of it included
+
+
+graphs = _Graphs()
+
+
+def hooks_on_all_modules() -> tuple[dict[int, Any], ...]:
+    """The hooks before and after the call of every module, by number."""
+    return module_calls._global_forward_pre_hooks, module_calls._global_forward_hooks
 
 
 def forward_kwargs(frame: FrameType) -> dict[str, Any]:

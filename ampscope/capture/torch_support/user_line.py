@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 import ampscope.capture
+from ampscope.trace.redaction import redacted
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _CAPTURE = str(Path(ampscope.capture.__file__).parent) + os.sep
@@ -32,6 +33,10 @@ _LOOP_RUNNERS = frozenset(
         "transformers.trainer_seq2seq",
     }
 )
+
+
+#: Lines of a call that are read for the name of what a line of it gives.
+_LINES_ABOVE = 4
 
 
 class Place(NamedTuple):
@@ -52,8 +57,11 @@ class Place(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The line itself, stripped."""
-        return linecache.getline(self.code.co_filename, self.line).strip() if self.code else ""
+        """The line itself, stripped, without credentials: of what begins further up, these lines may tell so."""
+        lines = linecache.getlines(self.code.co_filename)[: self.line] if self.code else []
+        if not lines or len(lines) < self.line or not lines[-1].strip():
+            return ""
+        return redacted("".join(lines[-_LINES_ABOVE:])).rstrip().rpartition("\n")[2].strip()
 
 
 NOWHERE = Place(None, 0)

@@ -41,6 +41,7 @@ from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import EdgeRow, Node, OpRow
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 class Tracer(OwnMode):
@@ -162,7 +163,8 @@ class Tracer(OwnMode):
             self.functions.unwraps = True
             return NotImplemented  # a wrapper subclass: its inner ops come by again
         operator, guard = operators.describe(func), self._guard
-        if self.pause.on or guard.broken or (self.pause.cuda and self.pause.captures()):
+        args = _with_tensor(args) if operator.passes_through else args
+        if self.pause.on or guard.broken or torch_private.is_tracing() or (self.pause.cuda and self.pause.captures()):
             return func(*args, **kwargs)
         result = NOT_RUN
         self.functions.handling += 1
@@ -296,3 +298,9 @@ class Tracer(OwnMode):
     def rows(self, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
         """The trace's rows; waits for the device to have written the slots."""
         return traced_rows.rows(self.outputs, self._dataflow, step, source)
+
+
+def _with_tensor(args: Any) -> Any:
+    """The arguments of a view; where torch prints a constant it hands a mode the number that the constant is."""
+    dtype = _NUMBERS.get(type(args[0])) if args else None
+    return args if dtype is None else (torch.scalar_tensor(args[0], dtype=dtype), *args[1:])

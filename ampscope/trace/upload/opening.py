@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def open_writer(
         WatchError: It cannot be written there.
         RunError: What is there cannot be gone on with.
     """
-    told: dict[str, Any] = {"on_notice": say, "on_failure": say}
+    told: dict[str, Any] = {"on_notice": say, "on_failure": partial(_say_ended, folder, say)}
     try:
         if isinstance(folder, BucketPath):
             return open_remote(folder, manifest=manifest, rank=rank, disk_budget=disk_budget, **told)
@@ -48,6 +49,13 @@ def open_writer(
         raise WatchError(str(error)) from error
     except OSError as error:
         raise cannot_write(folder, error) from error
+
+
+def _say_ended(folder: Path, say: Callable[[object], None], failure: BaseException) -> None:
+    say(
+        f"recording of the run in {folder} has ended: {str(failure) or type(failure).__name__}; training goes on, and "
+        "what it does from here on is not known"
+    )
 
 
 def cannot_write(folder: Path, error: OSError) -> WatchError:

@@ -16,6 +16,7 @@ from ampscope.errors import RunNotFound
 from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.files.folder_lock import FolderLock
 from ampscope.trace.files.layout import rank_folder, table_folder
+from ampscope.trace.files.recording_end import EndNote
 from ampscope.trace.manifest import (
     Manifest,
     Segment,
@@ -106,13 +107,15 @@ class TraceWriter:
             self.resume = resume_point(self.folder, rank)
             self.manifest, mark_closed = _begin_segment(self.folder, manifest, rank, locked=lock.held)
             unsealed = [path for table in Table for path in sweep(table_folder(self.folder, rank, table))]
+            end = EndNote(own)
         except BaseException:
             lock.release()
             raise
         self._queue = RowQueue(queue_rows)
         self._behind: threading.Event | None = None  #: set when what `catch_up` waited for in vain is written
-        self._notices = Notices(on_notice, on_failure)
-        on_end = lock.release if follower is None else partial(follower.end, lock.release)
+        self._notices = Notices(on_notice, partial(_failed, end, on_failure))
+        release = partial(_in_turn, end.close, lock.release)
+        on_end = release if follower is None else partial(follower.end, release)
         threads = self._start_threads(
             share, unsealed, seal_at=seal_at or _seal_at(share), on_sealed=mark_closed, on_end=on_end
         )
@@ -204,6 +207,17 @@ class TraceWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _failed(end: EndNote, on_failure: Callable[[BaseException], None] | None, failure: BaseException) -> None:
+    end.write(failure)
+    if on_failure is not None:
+        on_failure(failure)
+
+
+def _in_turn(*calls: Callable[[], object]) -> None:
+    for call in calls:
+        call()
 
 
 #: Seconds that closing may take before it is left to the background thread, or at exit given up.

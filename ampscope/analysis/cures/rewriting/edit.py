@@ -7,6 +7,7 @@ import re
 from typing import NamedTuple
 
 from ampscope.analysis.cures.rewriting.source_file import name_in_diff
+from ampscope.trace.redaction import redacted
 
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 
@@ -45,7 +46,7 @@ def _range(line: int, lines: list[str]) -> str:
 
 
 def diff_of(before: str, after: str, file: str) -> str:
-    """A file and what becomes of it as a unified diff; empty where nothing does.
+    """A file and what becomes of it as a unified diff; empty where nothing does, or a credential would show.
 
     Args:
         before: The whole text.
@@ -55,4 +56,5 @@ def diff_of(before: str, after: str, file: str) -> str:
     was, now = (_LINES.findall(text) for text in (before, after))
     name = name_in_diff(file)
     lines = difflib.unified_diff(was, now, f"a/{name}", f"b/{name}")
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    diff = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    return diff if redacted(diff) == diff else ""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from ampscope.analysis.overview.ranks.steps_by_rank import steps_by_rank
 from ampscope.analysis.overview.ranks.weights import differing, extremes, first_differing, spread, traced_together
 from ampscope.analysis.tables.lazy_tables import collect_expressions, collect_groups
 from ampscope.analysis.tables.remembered import remembered
@@ -81,7 +82,7 @@ class Replicas:
 @remembered(Table.STEPS, Table.OPS)
 def replicas(run: Run) -> Replicas:
     """Compares what replicas share, over all steps; of a run of one rank there is nothing to compare."""
-    everyone = tuple(run.ranks)
+    everyone = tuple(sorted(steps_by_rank(run)))  # a rank that recorded nothing agrees with none
     if len(everyone) < 2:
         return Replicas(compared=False)
     groups: tuple[tuple[int, ...], ...] = (everyone,)

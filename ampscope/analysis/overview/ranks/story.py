@@ -58,7 +58,12 @@ def _lag(seen: Ranks) -> Iterator[str]:
 
 def _agreement(seen: Ranks) -> Iterator[str]:
     groups = seen.replicas.groups
-    if len(seen.world.present) < 2:
+    silent = [each.rank for each in seen.states if each.life is not Life.MISSING and each.last_step is None]
+    compared = len(seen.world.present) - len(silent)
+    if silent and compared:
+        nothing = "; nothing was compared" if compared < 2 else ""
+        yield f"{_upper(ranks_in_words(silent))} recorded no step{nothing}."
+    if compared < 2:
         return
     if not groups:
         yield _NO_REPLICAS if seen.replicas.compared else _NOT_COMPARED

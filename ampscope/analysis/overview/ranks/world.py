@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ampscope.analysis.overview.ranks.steps_by_rank import steps_by_rank
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Table
 
@@ -34,5 +35,6 @@ def world_of(run: Run) -> World:
 
 
 def sampled_rank(run: Run, world: World) -> int:
-    """The rank to ask what all of them do alike: the first whose steps were traced, else the first."""
-    return next((rank for rank in world.present if run.stamp(Table.OPS, rank=rank)), world.present[0])
+    """The rank to ask what all of them do alike: the first whose steps were traced, else the first that made any."""
+    traced = next((rank for rank in world.present if run.stamp(Table.OPS, rank=rank)), None)
+    return min(steps_by_rank(run), default=world.present[0]) if traced is None else traced

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 import urllib.request
 from http import HTTPStatus
@@ -24,7 +23,6 @@ MOST_FAILED = 3
 _HEADING, _PARAGRAPH = 150, 2900
 #: Answers after which the same may be well a little later.
 _LATER = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
-_ADDRESS = re.compile(r"\b(https?://)[^\s\"']*", re.IGNORECASE)
 
 
 class NotDelivered(Exception):
@@ -113,11 +111,6 @@ def _check(address: Any) -> None:
             parts = None
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or not has_port:
         raise WatchError("webhook= takes the whole address of a webhook, as https://hooks.example.com/services/...")
-
-
-def without_addresses(code: str) -> str:
-    """A line of code as it may be written down: addresses in it may be secrets."""
-    return _ADDRESS.sub(r"\1...", code)
 
 
 def payload(alert: Alert) -> dict[str, Any]:

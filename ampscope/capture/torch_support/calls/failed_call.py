@@ -18,6 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.user_line import NOWHERE, Place, is_capture, is_inner, user_place
+from ampscope.trace.redaction import redacted
 from ampscope.trace.schema import Phase
 
 #: What torch says of a number that does not fit the tensor's dtype.
@@ -116,7 +117,7 @@ def _described(
     """An error and its call, of which ``look`` tells what it can: what a program holds may be half made, or lie."""
     message, call, op, numbers, of_tensor = "", _Call(), "", list[float](), ""
     with Suppressed():
-        message = (str(error).splitlines() or [""])[0][:_MESSAGE]
+        message = redacted((str(error).splitlines() or [""])[0])[:_MESSAGE]
     with Suppressed():
         call = look()
         op = _overload(call)

@@ -6,10 +6,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -80,8 +78,8 @@ class FastPaths:
         if not self._handles and not dynamo.in_use():
             self._thread = threading.get_ident()
             _listening.add(self)
-            self._handles.append(register_module_forward_pre_hook(partial(guard.tell, self._before)))
-            self._handles.append(register_module_forward_hook(partial(guard.tell, self._after), always_call=True))
+            self._handles.append(register_module_forward_pre_hook(guard.told_by_hook(self._before)))
+            self._handles.append(register_module_forward_hook(guard.told_by_hook(self._after), always_call=True))
 
     def remove(self) -> None:
         """It has stopped; safe to call twice."""
@@ -92,7 +90,7 @@ class FastPaths:
             self._handles.pop()
 
     def _before(self, module: nn.Module, _: Any) -> None:
-        if torch.compiler.is_compiling() or self._outermost is not None or not chooses_by_modes(module):
+        if self._outermost is not None or not (torch_private.is_tracing() or chooses_by_modes(module)):
             return
         if threading.get_ident() == self._thread and self._leave():
             self._outermost = module
@@ -100,5 +98,6 @@ class FastPaths:
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
         if self._outermost is module and threading.get_ident() == self._thread:
             self._outermost = None
-            kwargs = torch_private.forward_kwargs(sys._getframe(2))
-            self._come_back(Call(module, args, kwargs, result) if result is not None else None)
+            kwargs = torch_private.forward_kwargs(sys._getframe(3))
+            unseen = result is None or torch_private.is_tracing()
+            self._come_back(None if unseen else Call(module, args, kwargs, result))

@@ -89,6 +89,35 @@ class OthersAside:
         self._function, self._dispatch, self.are_aside = [], [], False
 
 
+def _is_ours(thing: Any) -> bool:
+    module: str = type(thing).__module__
+    return module.partition(".")[0] == "ampscope" or hasattr(thing, "ampscope_heard")
+
+
 def others_aside() -> OthersAside:
     """A context in which the modes of other people see nothing; for work that comes outside of any step."""
-    return OthersAside(lambda mode: type(mode).__module__.partition(".")[0] == "ampscope")
+    return OthersAside(_is_ours)
+
+
+@contextlib.contextmanager
+def making_graph() -> Iterator[None]:
+    """In the body torch makes a graph: AMPscope's modes, and its hooks on all modules, are away, and it hears nothing.
+
+    Dynamo exports no module that has hooks, ``torch.jit.trace`` names values by the Python frames that it meets and
+    compares constants with Python code, in which a mode gets numbers in place of tensors.
+    """
+    stacks = [(stack, stack.modes()) for stack in (torch_private.function_stack, torch_private.dispatch_stack)]
+    homes = torch_private.hooks_on_all_modules()
+    hooks = [(home, number, hook) for home in homes for number, hook in home.items() if _is_ours(hook)]
+    torch_private.graphs.in_the_making += 1
+    try:
+        for home, number, _ in hooks:
+            del home[number]
+        remove_modes(_is_ours)
+        yield
+    finally:
+        for stack, modes in stacks:
+            stack.become(modes)
+        for home, number, hook in hooks:
+            home[number] = hook
+        torch_private.graphs.in_the_making -= 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import Any, ClassVar
 
 from torch import nn
@@ -44,8 +43,8 @@ class ModuleStack:
         self._inserted.append((threading.get_ident(), self))
         self._step_back()
         self._thread = origin()
-        self._hooks.append(register_module_forward_pre_hook(partial(guard.tell, self._enter)))
-        self._hooks.append(register_module_forward_hook(partial(guard.tell, self._leave), always_call=True))
+        self._hooks.append(register_module_forward_pre_hook(guard.told_by_hook(self._enter)))
+        self._hooks.append(register_module_forward_hook(guard.told_by_hook(self._leave), always_call=True))
 
     def remove(self) -> None:
         """Takes the modes off the stacks, wherever they are; safe to call twice."""
@@ -70,7 +69,7 @@ class ModuleStack:
             return
         self.innermost = self._names.get(id(module), self.innermost)
         self._running.append(self.innermost)
-        if chooses_by_modes(module):
+        if _is_left_alone(module):
             self._step_aside()
             self._fast_paths += 1
         elif self._recomputed_at is None and torch_private.current_backward_node() is not None:
@@ -85,7 +84,7 @@ class ModuleStack:
         if self._running:
             self._running.pop()
             self.innermost = self._running[-1] if self._running else None
-        if chooses_by_modes(module) and self._fast_paths:
+        if _is_left_alone(module) and self._fast_paths:
             self._fast_paths -= 1
             self._step_back()
 
@@ -105,3 +104,8 @@ class ModuleStack:
         if not self._fast_paths:
             torch_private.insert_function_mode(self._functions)
             torch_private.insert_dispatch_mode(self._ops)
+
+
+def _is_left_alone(module: nn.Module) -> bool:
+    """Whether modes would change what a module computes, or the graph that torch makes of its call."""
+    return chooses_by_modes(module) or torch_private.is_tracing()

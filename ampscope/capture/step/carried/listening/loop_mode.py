@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -147,4 +146,4 @@ def _is_foreign(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     if name in _PASSED_OVER or draws_random_numbers(name):
         return True
-    return torch.compiler.is_compiling() or torch_private.is_tracing() or torch_private.in_functorch()
+    return torch_private.is_tracing() or torch_private.in_functorch()
