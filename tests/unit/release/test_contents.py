@@ -23,7 +23,8 @@ def test_what_a_wheel_lacks(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["tests/test_architecture.py", "ampscope/__pycache__/errors.cpython-311.pyc", "ampscope/_app/.venv/pyvenv.cfg"]
+    "name",
+    ["tests/test_architecture.py", "ampscope/__pycache__/errors.cpython-311.pyc", "ampscope/_app/.venv/pyvenv.cfg"],
 )
 def test_what_a_wheel_should_not_hold(name: str) -> None:
     assert list(CONTENTS["wrong_in_wheel"]([*WHEEL, name]))
