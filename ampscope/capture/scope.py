@@ -147,17 +147,6 @@ class Scope(Configurable):
         left = [lambda: process_hooks.leave(self), lambda: collective_calls.leave(self._steps.received)]
         return [*left, self._modules.uninstall, *(scaler.leave for scaler in self._scalers)]
 
-    def __del__(self) -> None:
-        if not self._open:  # nothing is waited for: a collection comes in any thread, inside anything
-            return
-        if not changing.acquire(blocking=False):  # who holds it may wait for the thread in which this was collected
-            forgotten.append(self)
-            return
-        try:
-            self._close(run_end.NOT_KNOWN)
-        finally:
-            changing.release()
-
     def __enter__(self) -> Scope:
         return self
 
@@ -308,3 +297,21 @@ def open_scopes() -> list[Scope]:
 def _close_all() -> None:
     for scope in [*open_scopes(), *forgotten]:
         scope._close(run_end.of_process(scope._handled_before))
+
+
+class Forgettable(Scope):
+    """A scope while it may be collected, which closes it.
+
+    At any other time none has a ``__del__``: it would swallow what a signal handler of the user's raises in it.
+    """
+
+    def __del__(self) -> None:
+        if not self._open:  # nothing is waited for: a collection comes in any thread, inside anything
+            return
+        if not changing.acquire(blocking=False):  # who holds it may wait for the thread in which this was collected
+            forgotten.append(self)
+            return
+        try:
+            self._close(run_end.NOT_KNOWN)
+        finally:
+            changing.release()

@@ -30,7 +30,7 @@ from ampscope.capture.record.settings import check_costs, check_optimizer, check
 from ampscope.capture.record.signals.signals import OnIncident, receivers
 from ampscope.capture.record.signals.tracker import Tracker
 from ampscope.capture.record.terminal import say
-from ampscope.capture.scope import Scope, forgotten, open_scopes, opened
+from ampscope.capture.scope import Forgettable, Scope, forgotten, open_scopes, opened
 from ampscope.capture.torch_support.calls import kernel_choice
 from ampscope.capture.torch_support.calls.modes_aside import others_aside
 from ampscope.capture.torch_support.calls.threads import changing
@@ -155,9 +155,12 @@ def _close_forgotten() -> None:
             scope._steps.give_up("ampscope.watch was called while the step was in progress")
     del scope
     known = [weakref.ref(scope) for scope in opened]
-    opened.clear()
+    while opened:
+        opened.popitem()[0].__class__ = Forgettable
     gc.collect()
-    opened.update((scope, None) for scope in (ref() for ref in known) if scope is not None)
+    for scope in (left for left in (ref() for ref in known) if left is not None):
+        scope.__class__ = Scope
+        opened[scope] = None
 
 
 def _watched(model: Any, scaler: Any) -> tuple[list[nn.Module], Any]:

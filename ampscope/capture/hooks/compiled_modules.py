@@ -44,11 +44,13 @@ _eager_functions = Together(lambda: torch.compiler.set_stance("force_eager"))  #
 @contextlib.contextmanager
 def run_eagerly() -> Iterator[None]:
     """Has this thread run what compiled modules were made of: in a replay, all is eager, and torch need not warn."""
-    _eager_threads.append(threading.get_ident())
+    here = threading.get_ident()
     try:
+        _eager_threads.append(here)
         yield
     finally:
-        _eager_threads.remove(threading.get_ident())
+        if here in _eager_threads:  # nothing has come from outside before
+            _eager_threads.remove(here)
 
 
 @contextlib.contextmanager

@@ -49,14 +49,14 @@ class WatchedModule(instrumented.Instrumented):
         return guard.through(partial(self.ampscope_owner.called, self), forward, args, kwargs)
 
 
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """A hook that calls ``method`` and does not keep its object alive."""
-    known = weakref.WeakMethod(method)
+def _weakly(method: Any) -> Callable[..., None]:
+    """A hook that calls a bound method and does not keep its object alive."""
+    known, function = weakref.ref(method.__self__), method.__func__
 
     def hook(*call: Any) -> None:
         found = known()
         if found is not None:
-            found(*call)
+            function(found, *call)
 
     return guard.told_by_hook(hook)
 

@@ -109,7 +109,7 @@ class Player:
             for node, name, leaf in self.substitutes.leaves(self._step.carried):
                 self._tracer.name_entry(leaf, node, name)
             bad_before = self.substitutes.bad_buffers()
-            with left_as_found(self.models.names), self.substitutes.installed(self._hooks()):
+            with self.substitutes.installed(self._hooks()), left_as_found(self.models.names, self._tracer.unseen):
                 self._change.change_modules(self.models)
                 with (
                     self._change.active(self._tracer.places.now, self._tracer.unseen, self._step.in_force),
@@ -185,8 +185,8 @@ class Player:
             entry.state.random.put_back()
         self._tracer.places.entry_place = entry.place
         self._handing_back.entry_begins(entry)
-        for module, training in zip(self.models.modules, entry.state.training, strict=False):
-            module.__dict__["training"] = training  # the module's attributes are copies, and go with the replay
+        for attributes, training in zip(self.substitutes.attributes, entry.state.training, strict=False):
+            attributes["training"] = training
         with entry.state.ambient.entered(), kernel_choice.made(entry.state.kernels):
             if entry.kind is EntryKind.BACKWARD:
                 self._backward(entry, args, kwargs)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ampscope.capture.replay.state.copies import StateCopies
 from ampscope.capture.replay.state.function_state import functions_of, keep_function_state
+from ampscope.capture.replay.state.own_attributes import give, own_attributes
 from ampscope.capture.replay.state.put_back import PutBack
 from ampscope.capture.replay.state.silence import silenced
 from ampscope.capture.replay.state.state_snapshot import StateSnapshot
@@ -59,6 +60,7 @@ class Substitutes:
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
         #: Every statistic as the step has left it, also those that a forward has put in the place of others.
         self.left: list[tuple[nn.Module, str, Tensor]] = []
+        self.attributes: list[dict[str, Any]] = []  #: of each module, as the replay has them
 
     def of(self, tensor: Tensor) -> Tensor:
         """The substitute of a leaf or of a tensor that a forward may change; any other tensor itself."""
@@ -76,6 +78,7 @@ class Substitutes:
         """Lets go of all substitutes, and of the gradients that they have gathered."""
         self._tensors.clear()
         self.left.clear()
+        self.attributes.clear()
 
     def _make(self, tensor: Tensor, *, is_weight: bool) -> Tensor:
         """Makes a substitute; ``is_weight``: of a parameter, or of what one's wrapper keeps."""
@@ -160,26 +163,23 @@ class Substitutes:
 
     @contextlib.contextmanager
     def installed(self, hooks: list[Callable[..., Any]]) -> Iterator[None]:
-        """Puts the substitutes into the modules for the body, and everything back as it was after it.
+        """Gives the modules the substitutes in this thread, for the body, and puts back what else may have changed.
 
         Args:
             hooks: Functions of the user's that run in the body besides those of the modules.
         """
-        now = [(module, dict(module.__dict__)) for module in self._models.modules]
         put_back = PutBack()
         keep_function_state(itertools.chain(functions_of(self._models.modules), hooks), put_back)
         copies = StateCopies(self.of, put_back)
         try:
-            for module, attributes in self._snapshot.attributes():
-                module.__dict__.clear()
-                module.__dict__.update({name: copies.of(value) for name, value in attributes.items()})
-                module.__dict__.update(silenced(module))
-            yield
-            self.left = list(self._snapshot.statistics())
+            with own_attributes():
+                for module, attributes in self._snapshot.attributes():
+                    held = {name: copies.of(value) for name, value in attributes.items()} | silenced(module)
+                    give(module, held)
+                    self.attributes.append(held)
+                yield
+                self.left = list(self._snapshot.statistics())
         finally:
-            for module, attributes in now:
-                module.__dict__.clear()
-                module.__dict__.update(attributes)
             put_back.all()
 
 

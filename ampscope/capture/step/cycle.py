@@ -101,7 +101,8 @@ class StepCycle:
         try:
             yield
         finally:
-            self._inside.remove(state)
+            if state in self._inside:  # what came from outside has not had it cleared
+                self._inside.remove(state)
 
     def enter_optimizer(self) -> None:
         """An optimizer begins to change its parameters; as `inside`, where begin and end are two hooks."""

@@ -146,19 +146,22 @@ class _Here(threading.local):
 
 
 here = _Here()
-_behind: weakref.WeakSet[Behind] = weakref.WeakSet()
+#: By ``id``; no weak set, whose callback in Python would swallow what a signal handler of the user's raises in it.
+_behind: dict[int, weakref.ref[Behind]] = {}
 _changing = threading.Lock()
 
 
 def stand_behind(scope: Behind) -> None:
     """Has a scope told of faults and interruptions behind the doors, as long as it lives."""
     with _changing:
-        _behind.add(scope)
+        for key in [key for key, known in _behind.items() if known() is None]:
+            del _behind[key]
+        _behind[id(scope)] = weakref.ref(scope)
 
 
 def _all_behind() -> list[Behind]:
     with _changing:
-        return list(_behind)
+        return [scope for scope in (known() for known in _behind.values()) if scope is not None]
 
 
 class _UsersCall:

@@ -11,6 +11,7 @@ import itertools
 import operator
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -272,10 +273,18 @@ def storage_ref(tensor: Tensor) -> StorageWeakRef:
 
 
 class HeldStorages:
-    """Storages whose `storage_key` is kept from being given to another; their memory is not kept."""
+    """Storages whose `storage_key` is kept from being given to another; their memory is not kept.
+
+    What one holds that is gone is let go of when the next is made. A ``__del__`` would swallow what a signal handler of
+    the user's raises in it.
+    """
 
     def __init__(self) -> None:
         self._references: dict[int, Any] = {}  # by key; numbers that torch gives out
+        for key, (owner, left) in list(_holding.items()):
+            if owner() is None and _holding.pop(key, None) is not None:
+                _free_all(left)
+        _holding[id(self._references)] = weakref.ref(self), self._references
 
     def hold(self, key: int, tensor: Tensor) -> None:
         """Holds the storage that ``tensor`` lives in, which has ``key``."""
@@ -292,11 +301,15 @@ class HeldStorages:
 
     def release(self) -> None:
         """Lets go of all."""
-        while self._references:
-            torch.UntypedStorage._free_weak_ref(self._references.popitem()[1])  # type: ignore[no-untyped-call]  # torch's
+        _free_all(self._references)
 
-    def __del__(self) -> None:
-        self.release()
+
+_holding: dict[int, tuple[weakref.ref[HeldStorages], dict[int, Any]]] = {}  # by ``id`` of the references
+
+
+def _free_all(references: dict[int, Any]) -> None:
+    while references:
+        torch.UntypedStorage._free_weak_ref(references.popitem()[1])  # type: ignore[no-untyped-call]  # torch's
 
 
 def scaler_tensors(scaler: Any) -> tuple[Tensor | None, Tensor | None]:

@@ -23,7 +23,7 @@ class SchedulerSteps:
 
     def __init__(self) -> None:
         self._attempts: dict[int, _Attempts] = {}  # by id of the optimizer
-        self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # at the latest step of each
+        self._counts: dict[int, tuple[weakref.ref[Any], int]] = {}  # by id of each scheduler, at its latest step
 
     def attempted(self, optimizer: Optimizer, step: int, *, skipped: bool) -> None:
         """An attempt is over."""
@@ -40,6 +40,7 @@ class SchedulerSteps:
         mine = self._attempts.get(id(scheduler.optimizer))
         if mine is None:
             return None
-        since = mine.count - self._counts.get(scheduler, 0)
-        self._counts[scheduler] = mine.count
+        known = self._counts.get(id(scheduler))
+        since = mine.count - (known[1] if known is not None and known[0]() is scheduler else 0)
+        self._counts[id(scheduler)] = weakref.ref(scheduler), mine.count
         return mine.step if mine.skipped and since == 1 else None

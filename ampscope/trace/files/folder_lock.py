@@ -57,6 +57,7 @@ class FolderLock:
     def release(self) -> None:
         """Give the lock back; a second call does nothing."""
         self._lock.release()
+        _open_locks.discard(self)
 
 
 def is_locked(folder: Path) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.capture.scope import open_scopes
+from ampscope.capture.scope import Forgettable, open_scopes
 from ampscope.capture.torch_support.calls.threads import changing
 from ampscope.trace.schema import EventKind, Table
 from tests.support.training.small_loop import WIDTH
@@ -202,7 +202,7 @@ def test_a_forked_child_may_watch() -> None:
 
 def test_what_could_not_be_closed_is_closed_by_the_next_watch(tmp_path: Path) -> None:
     scope = watched(tmp_path / "first")
-    other = threading.Thread(target=scope.__del__)
+    other = threading.Thread(target=Forgettable.__del__, args=(scope,))
     with changing:
         other.start()
         other.join(30)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampscope
 from ampscope.capture.torch_support import torch_private
+from ampscope.trace.schema import EventKind, Table
 from tests.support.training.guarded_training import leave_nothing
 from tests.support.training.injuries.interrupting import Interrupting
 from tests.support.training.injuries.soak import Record, soaked
@@ -197,6 +199,87 @@ def test_it_reaches_the_loop_while_something_is_put_in_place_or_taken_away(
     lines = interrupted_at(0, tmp_path / "run", signalled, noted, function).lines
     for line in range(lines - 1, 0, -(lines // TAKING_AWAY[function])):
         assert interrupted_at(line, tmp_path / str(line), signalled, noted, function).where is not None
+
+
+#: Steps of a loop that goes on after each interruption, and the lines between where one comes and the next.
+MANY = 40
+LINES_ON = {"": 61, "OwnWork.__enter__": 2, "OwnWork.__exit__": 3}
+
+
+def long_training(
+    left_out: set[int], watched: Callable[..., object] | None = None, within: str = ""
+) -> list[torch.Tensor]:
+    """Trains; where it is watched, each step is interrupted, taken back and left out from then on."""
+    seed_everything()
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH))
+    optimizer, batches = torch.optim.SGD(model.parameters(), 0.01), torch.randn(MANY, BATCH, WIDTH)
+    if watched is not None:
+        watched(model)
+    for step, x in enumerate(batches):
+        if watched is None and step in left_out:
+            continue
+        scaler = make_scaler()
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        interrupting = Interrupting(1 + step * LINES_ON[within] if watched is not None else 0, signalled, within)
+        try:
+            with interrupting:
+                with torch.autocast("cpu", dtype=torch.float16):
+                    loss = mse(model, x, x)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        except Preempted:
+            left_out.add(step)
+            model.load_state_dict(before)
+        assert (interrupting.where is not None) == (watched is not None and step in left_out), interrupting.where
+        optimizer.zero_grad()
+    return [value.clone() for value in model.state_dict().values()]
+
+
+def watched(model: nn.Module, folder: Path) -> ampscope.Scope:
+    return ampscope.watch(model, dir=folder, quiet=True)
+
+
+@pytest.mark.parametrize("within", LINES_ON)
+def test_a_loop_that_goes_on_stays_watched(within: str, tmp_path: Path) -> None:
+    """Each exception reaches it once, and the steps that it completes have the bits of an unwatched twin's."""
+    scopes: list[ampscope.Scope] = []
+    left_out: set[int] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            weights = long_training(left_out, lambda model: scopes.append(watched(model, tmp_path / "run")), within)
+        finally:
+            scopes[0].close()
+    assert len(left_out) > MANY // 4
+    assert all(map(torch.equal, weights, long_training(left_out)))
+    run = ampscope.open_run(tmp_path / "run")
+    assert not run.rows(Table.EVENTS, kind=EventKind.WARNING)
+
+
+def test_no_finaliser_in_python_runs_in_a_step(noted: Streams, tmp_path: Path) -> None:
+    """Python drops what a signal handler raises in one."""
+    found: list[str] = []
+
+    def called(frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        is_callback = code.co_filename.endswith(("weakref.py", "_weakrefset.py")) and "remove" in code.co_name
+        if event == "call" and (code.co_name in ("__del__", "_cb") or is_callback):
+            found.append(f"{code.co_filename}:{frame.f_lineno} {code.co_qualname}")
+
+    scopes: list[ampscope.Scope] = []
+    ampscope.watch(nn.Linear(2, 2), dir=tmp_path / "earlier", quiet=True).close()
+
+    def watch(model: nn.Module, scaler: Any) -> None:
+        scopes.append(ampscope.watch(model, scaler, dir=tmp_path / "run", quiet=True))
+        sys.setprofile(called)
+
+    try:
+        training(watch, Interrupting(0, lambda: None), noted)
+    finally:
+        sys.setprofile(None)
+        scopes[0].close()
+    assert found == []
 
 
 @pytest.mark.soak

@@ -245,3 +245,54 @@ def test_the_scaler_and_the_backward_of_another_thread_are_none_of_the_runs(tmp_
     (row,) = run.rows(Table.STEPS)
     assert (row.micro_batches, row.scale) == (1, None)
     assert not run.rows(Table.SCALER_EVENTS)
+
+
+class Watching(nn.Module):
+    """Has another thread look, and write, in the midst of each forward: in those of a replay, too."""
+
+    def __init__(self, other: Callable[[], object]) -> None:
+        super().__init__()
+        self.enter, self.norm, self.leave = nn.Linear(WIDTH, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
+        self.calls, self.served, self.other = 0, 0, other
+        self.twice = lambda x: 2 * x * self.calls / self.calls  # code that reaches the module without being given it
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.other()
+        made = self.leave(self.twice(self.norm(self.enter(x))))
+        self.other()
+        return made
+
+
+def test_other_threads_read_and_write_the_live_model_while_it_is_replayed(tmp_path: Path) -> None:
+    """What they read only grows and is whole; what they write stays, and the replay's own writes do not."""
+    seen: list[tuple[Any, ...]] = []
+
+    def look() -> None:
+        model.served += 1
+        model.enter.note = model.served
+        model.norm.register_buffer(f"of_{model.served}", torch.zeros(1))
+        state, weights = model.state_dict(), [id(parameter) for parameter in model.parameters()]
+        seen.append((model.calls, int(state["norm.num_batches_tracked"]), len(state) - model.served, weights))
+
+    with ThreadPoolExecutor(1) as pool:
+        model = Watching(lambda: pool.submit(look).result(timeout=LONG))
+        weights = [id(parameter) for parameter in model.parameters()]
+        optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), torch.amp.GradScaler("cpu", init_scale=2.0**30)
+        with ampscope.watch(model, scaler, dir=tmp_path / "run", quiet=True):
+            for _ in range(STEPS):
+                with torch.autocast("cpu", dtype=torch.float16):
+                    loss = model(torch.randn(BATCH, WIDTH)).float().square().mean()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+    assert ampscope.open_run(tmp_path / "run").rows(Table.INCIDENTS)[0].replay == ReplayStatus.EXACT
+    assert len(seen) > 2 * STEPS  # replays, too
+    assert (model.calls, int(model.norm.num_batches_tracked)) == (STEPS, STEPS)
+    assert model.served == model.enter.note == len(seen)
+    assert {name for name, _ in model.norm.named_buffers() if name.startswith("of_")} == {
+        f"of_{number + 1}" for number in range(len(seen))
+    }
+    assert [each[:2] for each in seen] == sorted(each[:2] for each in seen)
+    assert all((each[2], each[3]) == (9, weights) for each in seen)

@@ -73,12 +73,21 @@ def _contents(container: Any) -> list[Any]:
 
 
 def _refill(kind: Any, container: Any, contents: list[Any]) -> None:
-    """Fills a container by the methods of the ``kind`` of Python's that it is."""
-    kind.clear(container)
+    """Fills a container by the methods of the ``kind`` of Python's that it is; never empty, for who else reads it."""
     if issubclass(kind, dict):
-        for key, value in zip(contents[::2], contents[1::2], strict=True):
+        before = dict(zip(contents[::2], contents[1::2], strict=True))
+        for key in [key for key in list(dict.keys(container)) if key not in before]:
+            kind.__delitem__(container, key)
+        for key, value in before.items():
+            kind.__setitem__(container, key, value)
+        for key, value in before.items() if list(dict.keys(container)) != list(before) else ():
+            kind.__delitem__(container, key)
             kind.__setitem__(container, key, value)
     elif kind is set:
+        set.intersection_update(container, contents)
         set.update(container, contents)
+    elif kind is list:
+        list.__setitem__(container, slice(None), contents)
     else:
+        kind.clear(container)
         kind.extend(container, contents)

@@ -15,6 +15,7 @@ from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.replay import memory, player, step_replay
 from ampscope.capture.replay.cures.cure_search import CureSearch
 from ampscope.capture.replay.results import ReplayResult, Symptom
+from ampscope.capture.replay.state.own_attributes import own_attributes
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.step.ending.optimizer_again.again import OptimizerAgain
 from ampscope.capture.step.ending.verdict import Verdict
@@ -96,7 +97,7 @@ class Incidents:
             outcome.reason = "the step tape or the replay had switched itself off"
         elif self._replay_budget.allows(symptom, attempt.step, bad.trigger):
             outcome.reason = "the replay itself failed; the run's events say why"
-            with self._guard, memory.collector_resting():
+            with self._guard, memory.collector_resting(), own_attributes():
                 outcome, rows, recording = self._replay(attempt, symptom, recording)
                 program = {"compiled": self._models.compiled, "called_from": recording.called_from()}
                 details = outcome.as_evidence() | program | dict(bad.details)

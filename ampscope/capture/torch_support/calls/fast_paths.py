@@ -23,8 +23,8 @@ _QUESTIONS = frozenset(
         "_len_torch_function_stack",
     }
 )
-_known: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
-_listening: weakref.WeakSet[FastPaths] = weakref.WeakSet()
+_known: dict[int, tuple[weakref.ref[type], bool]] = {}  # by ``id`` of the class
+_listening: set[FastPaths] = set()  # each is held by its hooks, too
 
 
 def leave_to_dynamo() -> None:
@@ -41,11 +41,12 @@ def chooses_by_modes(module: nn.Module) -> bool:
     if module.training:
         return False
     kind = type(module)
-    asks = _known.get(kind)
-    if asks is None:
+    known = _known.get(id(kind))
+    if known is None or known[0]() is not kind:
         codes = [getattr(vars(each).get("forward"), "__code__", None) for each in kind.__mro__]
-        asks = _known[kind] = any(not _QUESTIONS.isdisjoint(code.co_names) for code in codes if code is not None)
-    return asks
+        asks = any(not _QUESTIONS.isdisjoint(code.co_names) for code in codes if code is not None)
+        known = _known[id(kind)] = weakref.ref(kind), asks
+    return known[1]
 
 
 class Call(NamedTuple):

@@ -104,7 +104,7 @@ def origin() -> int:
     return thread
 
 
-def _whatever_comes(put_back: Callable[[], object]) -> None:
+def whatever_comes(put_back: Callable[[], object]) -> None:
     """Puts something back, once more where that was interrupted; what has interrupted it goes on."""
     try:
         put_back()
@@ -146,7 +146,7 @@ class PerThread:
                 self._instead[here] = [*before, make(before[-1] if before else original)]
             yield
         finally:
-            _whatever_comes(partial(self._go_back, here, before))
+            whatever_comes(partial(self._go_back, here, before))
 
     def _go_back(self, here: int, before: list[Callable[..., Any]]) -> None:
         """A thread calls what it called before; safe to call again where something came in between."""
@@ -201,4 +201,4 @@ class Together:
         with self._lock:
             self._inside -= 1
             if not self._inside:
-                _whatever_comes(self._context.close)
+                whatever_comes(self._context.close)

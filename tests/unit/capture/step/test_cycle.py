@@ -87,3 +87,11 @@ def test_an_optimizer_may_be_left_without_having_begun() -> None:
 
 def test_every_open_state_can_be_ended() -> None:
     assert {state for state in TRANSITIONS if END in TRANSITIONS[state]} == {State.FORWARD, State.GRADIENTS_READY}
+
+
+def test_what_comes_from_outside_goes_on_out_of_a_state_that_was_cleared() -> None:
+    cycle = StepCycle()
+    with pytest.raises(KeyboardInterrupt), cycle.inside(State.BACKWARD):
+        cycle.start_afresh()
+        raise KeyboardInterrupt
+    assert not cycle.is_busy
