@@ -36,7 +36,7 @@ from ampscope.capture.tracing.statistics.bad_rows import bad_rows
 from ampscope.capture.tracing.statistics.batch_rows import BatchRows
 from ampscope.capture.tracing.statistics.stats import Slots
 from ampscope.capture.tracing.statistics.tensor_values import stored
-from ampscope.capture.tracing.traced_rows import Layout
+from ampscope.capture.tracing.traced_rows import BadFlow, Layout
 from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import EdgeRow, Node, OpRow
 
@@ -309,6 +309,10 @@ class Tracer(OwnMode):
         self.outputs.clear()
         self._dataflow.clear()
         self.places.clear()
+
+    def bad_flow(self) -> BadFlow | None:
+        """What of the step tells where its bad values go; None where there are none. Waits for the device."""
+        return BadFlow.of(self.outputs, self._dataflow)
 
     def columns(self, step: int, source: str, layout: Layout | None) -> tuple[ColumnBlock, ColumnBlock, Layout]:
         """The same as `rows`, as columns; with the layout that they have, which is often that of the step before."""
