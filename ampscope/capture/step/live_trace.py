@@ -24,6 +24,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import past_modes
 from ampscope.capture.tracing.distinct.casts_before import CastBefore, CastsBefore
 from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing.traced_rows import BadFlow
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase, Source, source_of
@@ -72,6 +73,9 @@ class LiveTrace(StepObserver):
         self._collapse_told = False
         self.collapsed: dict[int, Collapsed] = {}  #: casts for the step settled last that lost values
         self.began = False  #: the step in progress was traced from its start, whatever became of that
+        self._harmless: BadFlow | None = (
+            None  # of the latest step with bad values, if they did not vanish in a division
+        )
         self._dropped: list[Tracer] = []  # while torch held them off its stack; to be removed later
 
     @property
@@ -185,11 +189,14 @@ class LiveTrace(StepObserver):
             self._tracer.sink(parameter.detach(), Node.WEIGHT_AFTER, name)
         return [name for name, _ in bad]
 
-    def not_finite(self) -> provenance.Graph | None:
-        """The ops of the traced step so far, if what one of them gave is not finite; waits for the device."""
-        if self._tracer is None or self._tracer.outputs.all_finite():
-            return None
-        return provenance.Graph(*self._tracer.rows(self.number, ""), self._recorder.sites.row)
+    def bad_flow(self) -> BadFlow | None:
+        """Where the bad values of the traced step go so far, if it has any; waits for the device."""
+        return self._tracer.bad_flow() if self._tracer is not None else None
+
+    def graph(self) -> provenance.Graph:
+        """The ops of the traced step so far; waits for the device."""
+        rows = self._tracer.rows(self.number, "") if self._tracer is not None else ([], [])
+        return provenance.Graph(*rows, self._recorder.sites.row)
 
     def write_incident(self, attempt: StepAttempt) -> None:
         """Writes the trace of a bad step, with the walk's starting points marked."""
@@ -221,9 +228,11 @@ class LiveTrace(StepObserver):
         counted = keep and not self._collapse_told and tracer.outputs.distinct.read()
         finite, source = tracer.outputs.all_finite(), source_of(Source.LIVE, attempt.index)
         self._sampled.state(tracer, attempt.optimizer)
-        if finite and not tracer.outputs.came_cast and not counted:
-            if keep:  # nobody walks along its rows
-                self._write(*self._sampled.columns(tracer, attempt, source), attempt)
+        flow = None if finite else tracer.bad_flow()
+        if (finite or flow == self._harmless) and not tracer.outputs.came_cast and not counted:
+            columns = self._sampled.columns(tracer, attempt, source) if keep or not finite else None
+            if keep and columns is not None:  # nobody walks along its rows
+                self._write(*columns, attempt)
                 self._budget.kept(steps_left=self._sampled.steps_left)
                 if not self._collapse_told:
                     self.casts.forget()
@@ -232,6 +241,7 @@ class LiveTrace(StepObserver):
         ops, edges = self._sampled.rows(tracer, attempt, source)
         graph = provenance.Graph(ops, edges, self._recorder.sites.row)
         absorbed = provenance.absorbed(graph)
+        self._harmless = flow if not absorbed and len(ops) == len(tracer.outputs.measurements) else None
         if not absorbed and (keep or tracer.outputs.came_cast):
             self.collapsed = self._collapsed(graph, tracer, attempt.step)
         if absorbed or self.collapsed:

@@ -50,6 +50,11 @@ def _private(name: str) -> Any | None:
     return functools.reduce(lambda home, part: getattr(home, part, None), name.split("."), cast("Any", torch._C))
 
 
+def needed(name: str) -> Callable[..., Any]:
+    """The function that ``torch._C`` has under a name; one that raises when this torch has no such thing."""
+    return _private(name) or operator.attrgetter(f"_C.{name}")
+
+
 def missing() -> list[str]:
     """Names that this torch no longer has."""
     return [f"torch._C.{name}" for name in NAMES if _private(name) is None]
@@ -159,30 +164,30 @@ def past_modes(tensors: Iterable[Tensor] = ()) -> tuple[Any, ...]:
     return (_past_dispatch(), _past_functions()) if are_plain else (nullcontext(), nullcontext())
 
 
+def called_by(overload: Any) -> Any:
+    """What an op overload calls and does nothing besides; anything else than a plain one, as it is."""
+    return overload._op if type(overload) is torch._ops.OpOverload else overload
+
+
 def are_fake(types: Any) -> bool:
     """Whether an op runs on tensors without values, as ``DTensor`` does to find out how its result is sharded."""
     kind = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", None)
     return kind is not None and any(issubclass(each, kind) for each in types)
 
 
-def next_sequence_number() -> int:
-    """The number the next autograd node of this thread will get."""
-    return int(torch._C._autograd._get_sequence_nr())
+# These are asked for at every op of a traced step, and are torch's own functions therefore.
 
-
-def current_backward_node() -> Any | None:
-    """The autograd node that is being evaluated, or None outside backward."""
-    return torch._C._current_autograd_node()
+#: The number the next autograd node of this thread will get.
+next_sequence_number: Callable[[], int] = needed("_autograd._get_sequence_nr")
+#: The autograd node that is being evaluated, or None outside backward.
+current_backward_node: Callable[[], Any | None] = needed("_current_autograd_node")
+#: The number a node got in forward.
+node_sequence_number: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
 
 
 def runs_engine() -> Any:
     """The code from which `torch.autograd` starts the engine; None where it has no name."""
     return getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
-
-
-def node_sequence_number(node: Any) -> int:
-    """The number ``node`` got in forward."""
-    return int(node._sequence_nr())
 
 
 def through_topmost_mode(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -272,6 +277,10 @@ def storage_ref(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(local(tensor).untyped_storage())  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
+#: What keeps a storage's key from being given to another, until `HeldStorages` frees it.
+weak_ref: Callable[[Any], int] = operator.methodcaller("_weak_ref")
+
+
 class HeldStorages:
     """Storages whose `storage_key` is kept from being given to another; their memory is not kept.
 
@@ -280,28 +289,28 @@ class HeldStorages:
     """
 
     def __init__(self) -> None:
-        self._references: dict[int, Any] = {}  # by key; numbers that torch gives out
+        self.references: dict[int, int] = {}  #: by key, its `weak_ref`
         for key, (owner, left) in list(_holding.items()):
             if owner() is None and _holding.pop(key, None) is not None:
                 _free_all(left)
-        _holding[id(self._references)] = weakref.ref(self), self._references
+        _holding[id(self.references)] = weakref.ref(self), self.references
 
     def hold(self, key: int, tensor: Tensor) -> None:
         """Holds the storage that ``tensor`` lives in, which has ``key``."""
-        if key not in self._references:
-            self._references[key] = local(tensor).untyped_storage()._weak_ref()
+        if key not in self.references:
+            self.references[key] = weak_ref(local(tensor).untyped_storage())
 
     def sweep(self) -> list[int]:
         """Lets go of those that are gone; gives their keys."""
         expired = torch.UntypedStorage._expired
-        gone = [key for key, reference in self._references.items() if expired(reference)]
+        gone = [key for key, reference in self.references.items() if expired(reference)]
         for key in gone:
-            torch.UntypedStorage._free_weak_ref(self._references.pop(key))  # type: ignore[no-untyped-call]  # torch's
+            torch.UntypedStorage._free_weak_ref(self.references.pop(key))  # type: ignore[no-untyped-call]  # torch's
         return gone
 
     def release(self) -> None:
         """Lets go of all."""
-        _free_all(self._references)
+        _free_all(self.references)
 
 
 _holding: dict[int, tuple[weakref.ref[HeldStorages], dict[int, Any]]] = {}  # by ``id`` of the references

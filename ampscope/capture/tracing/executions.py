@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support.user_line import Place
+from ampscope.capture.tracing import operators
+from ampscope.capture.tracing.operators import Operator
 from ampscope.trace.schema import Phase
 
 #: Arguments that can be compared with those of another time and keep nothing alive.
@@ -29,8 +30,11 @@ class Made(NamedTuple):
     edges: tuple[tuple[int, bool], ...] = ()  #: of each operand, its position and whether it is overwritten
 
 
-#: The arguments of a call, and those given by name; a plain tuple, for it is made for every op.
+#: The arguments of a call, and those given by name.
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+#: Of an op that has run: what it leaves in the trace besides its numbers, its operands and its results as they are
+#: `stored`, and the positions of the operands that it overwrote. A plain tuple, for it is made for every op.
+Ran = tuple[Made, list[Tensor], list[Tensor], tuple[int, ...]]
 _STRIDED = torch.strided
 #: In place of the dtype of a list of tensors.
 _OF_EACH = object()
@@ -44,68 +48,14 @@ class _Argument(NamedTuple):
     value: Any  #: a tensor's shape; dtype and shape of each in a list; else the argument itself
 
 
-class Execution:
-    """An op as it once ran.
+class Execution(NamedTuple):
+    """An op as it once ran."""
 
-    Args:
-        call: Its arguments, each an `_Argument`; those given by name as they were.
-        results: Dtype and shape of each output.
-        overwritten: Positions of the operands that it overwrote.
-        made: What it left in the trace.
-    """
-
-    __slots__ = ("_args", "_kwargs", "_overwritten", "_results", "made")
-
-    def __init__(
-        self,
-        call: Call,
-        results: tuple[tuple[torch.dtype, torch.Size], ...],
-        overwritten: Sequence[int],
-        made: Made,
-    ) -> None:
-        self._args, self._kwargs = call
-        self._results = results
-        self._overwritten = overwritten
-        self.made = made
-
-    def tensors(self, args: Any, kwargs: dict[str, Any]) -> list[Tensor] | None:
-        """The tensors among the arguments of a call, if all is as it was then; None where it is not."""
-        if len(args) != len(self._args) or ((kwargs or self._kwargs) and not self._are_named(kwargs)):
-            return None
-        found: list[Tensor] = []
-        value: Any
-        for value, (kind, dtype, known) in zip(args, self._args, strict=True):
-            if value.__class__ is not kind:
-                break
-            if dtype is None:
-                if value != known:
-                    break
-            elif dtype is _OF_EACH:
-                held = [each for each in value if isinstance(each, Tensor)]
-                if not _are(held, known):
-                    break
-                found += held
-            elif value.dtype is not dtype or value.layout is not _STRIDED or value.is_nested or value.shape != known:
-                break
-            else:
-                found.append(value)
-        else:
-            return found
-        return None
-
-    def gave(self, results: list[Tensor], overwritten: Sequence[int]) -> bool:
-        """Whether it gave the like of these, and overwrote the same operands."""
-        return _are(results, self._results) and overwritten == self._overwritten
-
-    def _are_named(self, kwargs: dict[str, Any]) -> bool:
-        known = self._kwargs
-        if kwargs.keys() != known.keys():
-            return False
-        for name, value in known.items():
-            given = kwargs[name]
-            if given is not value and (given.__class__ is not value.__class__ or given != value):
-                return False
-        return True
+    named: tuple[str, ...]  #: the names of the last of its arguments
+    args: tuple[_Argument, ...]
+    results: tuple[tuple[torch.dtype, torch.Size], ...]  #: dtype and shape of each output
+    overwritten: tuple[int, ...]  #: positions of the operands that it overwrote
+    made: Made  #: what it left in the trace
 
 
 class Circumstances:
@@ -137,10 +87,10 @@ class Circumstances:
 
     def __init__(
         self,
+        place: Place,
         *,
         phase: Phase,
         module: str | None,
-        place: Place,
         function: str,
         autocast: torch.dtype | None,
         grad_fn: str = "",
@@ -156,10 +106,58 @@ class Circumstances:
         self.views: dict[str, int] = {}
         self.executions: dict[str, list[Execution]] = {}
 
-    def ran(self, operator: str, call: Call, results: list[Tensor], overwritten: Sequence[int], made: Made) -> None:
+    def again(  # noqa: C901, PLR0912  # one frame for every op
+        self, operator: Operator, call: Call, results: list[Tensor], written: list[Tensor]
+    ) -> Ran | None:
+        """What an op did that runs as it once did; None where that is not remembered.
+
+        Args:
+            operator: The op.
+            call: Its arguments.
+            results: What it gave.
+            written: The tensors that it overwrote.
+        """
+        args, kwargs = call
+        values: Any = (*args, *kwargs.values()) if kwargs else args
+        for named, known_args, known_results, known_overwritten, made in self.executions.get(operator.name, ()):
+            if len(values) != len(known_args) or tuple(kwargs) != named or len(results) != len(known_results):
+                continue
+            operands: list[Tensor] = []
+            for value, (kind, dtype, known) in zip(values, known_args, strict=True):
+                if value.__class__ is not kind:
+                    break
+                if dtype is None:
+                    if value != known:
+                        break
+                elif dtype is _OF_EACH:
+                    held = [each for each in value if isinstance(each, Tensor)]
+                    if not _are(held, known):
+                        break
+                    operands += held
+                elif (
+                    value.dtype is not dtype or value.layout is not _STRIDED or value.is_nested or value.shape != known
+                ):
+                    break
+                else:
+                    operands.append(value)
+            else:
+                for tensor, (dtype, shape) in zip(results, known_results, strict=True):
+                    if tensor.dtype is not dtype or tensor.is_nested or tensor.layout is not _STRIDED:
+                        break
+                    if tensor.shape != shape:
+                        break
+                else:
+                    if operator.draws:
+                        del operands[0]
+                    overwritten = operators.among(operands, written) if written else ()
+                    if overwritten == known_overwritten:
+                        return made, operands, results, overwritten
+        return None
+
+    def ran(self, operator: str, call: Call, results: list[Tensor], overwritten: tuple[int, ...], made: Made) -> None:
         """Remembers an execution, where all that its site depends on can be compared with another's."""
         given, given_by_name = call
-        described = [_described(value) for value in given]
+        described = [_described(value) for value in (*given, *given_by_name.values())]
         args = tuple([each for each in described if each is not None])
         if len(args) < len(described) or not all(map(_is_plain, given_by_name.values())):
             return
@@ -168,9 +166,8 @@ class Circumstances:
         known = self.executions.setdefault(operator, [])
         if len(known) >= _MOST_EXECUTIONS:
             known.pop()
-        named = {name: _kept(value) for name, value in given_by_name.items()}
         gave = tuple([(result.dtype, result.shape) for result in results])
-        known.insert(0, Execution((args, named), gave, overwritten, made))
+        known.insert(0, Execution(tuple(given_by_name), args, gave, overwritten, made))
 
 
 class Met:
@@ -198,9 +195,9 @@ class Met:
             if len(self._known) >= _MOST_CIRCUMSTANCES:
                 self._known.clear()
             known = self._known[key] = Circumstances(
+                place,
                 phase=phase,
                 module=module,
-                place=place,
                 function=function,
                 autocast=autocast,
                 grad_fn=grad_fn,

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.user_line import NOWHERE
 from ampscope.capture.tracing import operators
-from ampscope.capture.tracing.executions import Call, Circumstances, Made
+from ampscope.capture.tracing.executions import Call, Circumstances, Made, Ran
 from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.program.casts import cast_reason
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
@@ -22,9 +22,8 @@ from ampscope.capture.tracing.sites import Point, Signature, Sites
 from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.trace.schema import Cast, Node, Phase
 
-#: Of an op that has run: what it leaves in the trace besides its numbers, its operands and its results as they are
-#: `stored`, and the positions of the operands that it overwrote. A plain tuple, for it is made for every op.
-Ran = tuple[Made, list[Tensor], list[Tensor], tuple[int, ...]]
+#: Of an op: the autograd node that is being evaluated, and the frame that called the op; None outside of backward.
+Within = tuple[Any, FrameType | None]
 
 
 class OpPoints:
@@ -47,53 +46,51 @@ class OpPoints:
         self._evaluated: tuple[Any, ...] = ()  # the autograd node that was evaluated last, and under what
         self._evaluation: Circumstances | None = None
 
-    def now(self, caller: FrameType | None) -> Circumstances:
+    def now(self, node: Any, caller: FrameType | None) -> Circumstances:
         """Where and under what an op runs that has just run.
 
         Args:
+            node: The autograd node that is being evaluated; None outside of backward.
             caller: The frame that the op was called from; None on a thread that runs no Python.
         """
-        functions, node = self._functions, torch_private.current_backward_node()
+        functions, module = self._functions, self._modules.innermost
         if node is None and self.phase is None:
-            known, module = functions.met, self._modules.innermost
+            known = functions.met
             if known is not None and known.module == module and not functions.unwraps:
                 return known
-            known = self._forward(self._phase(None))
-            if functions.place is not None and not functions.unwraps:
-                functions.met = known
-            return known
-        phase = self._phase(node)
-        return self._backward(node, caller) if phase is Phase.BACKWARD else self._forward(phase, node)
-
-    def _forward(self, phase: Phase, node: Any = None) -> Circumstances:
-        """The circumstances of an op that computes something forward, be it again."""
-        functions = self._functions
+            phase = Phase.FORWARD if module is not None else Phase.LOSS
+        else:
+            phase = self._phase(node)
+            if phase is Phase.BACKWARD:
+                return self._backward(node, caller)
         outside = functions.place if node is None and not functions.unwraps else None
         place = outside or self._places.now()
-        return self.sites.met.of(
-            place,
-            phase=phase,
-            module=self._modules.innermost,
-            function=functions.function,
-            autocast=functions.region,
-        )
+        function, region = functions.function, functions.region
+        known = self.sites.met.of(place, phase=phase, module=module, function=function, autocast=region)
+        if outside is not None and self.phase is None:
+            functions.met = known
+        return known
 
     def _backward(self, node: Any, caller: FrameType | None) -> Circumstances:
         """The circumstances of an op that computes a gradient."""
-        functions = self._functions
-        plain = node is not None and self._is_from_engine(caller) and self._places.makes_all()
+        functions, places = self._functions, self._places
+        # called by the engine itself, which `torch.autograd` runs, and by no code of the user's
+        begun = caller.f_back if node is not None and caller is not None and caller.f_code is self._engine else None
+        plain = begun is not None and id(begun.f_code) in places.ends and places.makes_all()
+        module, grad_fn, forward_site, place = self._modules.innermost, "", None, NOWHERE
         if plain:
-            key = (torch_private.node_sequence_number(node), functions.function, functions.region)
+            number = torch_private.node_sequence_number(node)
+            key = (number, functions.function, functions.region)
             if self._evaluation is not None and key == self._evaluated:
                 return self._evaluation
-        module, grad_fn, forward_site, place = self._modules.innermost, "", None, NOWHERE
-        if node is not None:
-            grad_fn, forward_site = node.name(), self._places.forward_site(node)
+            grad_fn, forward_site = node.name(), places.forward.sites.get(number)
+        elif node is not None:
+            grad_fn, forward_site = node.name(), places.forward_site(node)
         if forward_site is not None:
             forward = self.sites.point(forward_site)
             module, place = forward.module, forward.place
         if not plain:
-            place = self._places.inside_backward() or place
+            place = places.inside_backward() or place
         found = self.sites.met.of(
             place,
             phase=Phase.BACKWARD,
@@ -107,31 +104,18 @@ class OpPoints:
             self._evaluated, self._evaluation = key, found
         return found
 
-    def _is_from_engine(self, caller: FrameType | None) -> bool:
-        """Whether an op was called by the engine itself, which `torch.autograd` runs, and by no code of the user's."""
-        return caller is not None and caller.f_code is self._engine and self._places.ends_backward(caller.f_back)
-
-    def ran(self, operator: Operator, now: Circumstances, call: Call, result: Any) -> Ran | None:
-        """What an op that has just run did; None where it gave no tensor.
+    def ran(
+        self, operator: Operator, now: Circumstances, call: Call, results: list[Tensor], written: list[Tensor]
+    ) -> Ran:
+        """What an op did that has just run, where that is not remembered.
 
         Args:
             operator: The op.
             now: Where and under what it ran.
             call: Its arguments.
-            result: What it returned.
+            results: The tensors that it gave.
+            written: Those of its arguments that it overwrote.
         """
-        results, written = operators.results(operator, *call, result)
-        if not results:
-            return None
-        for execution in now.executions.get(operator.name, ()):
-            operands = execution.tensors(*call)
-            if operands is None:
-                continue
-            if operator.draws:
-                del operands[0]
-            overwritten = operators.among(operands, written) if written else ()
-            if execution.gave(results, overwritten):
-                return execution.made, operands, results, overwritten
         operands = operators.operands(operator, *call)
         overwritten = operators.among(operands, written)
         site = self.sites.number(self.of_op(operator, now, call, operands, results))
@@ -164,19 +148,18 @@ class OpPoints:
             forward_site=now.forward_site,
         )
 
-    def link_view(self, operator: Operator, caller: FrameType | None) -> None:
+    def link_view(self, operator: Operator, node: Any, caller: FrameType | None) -> None:
         """The node that was made last is that of an op that computes nothing.
 
         Its gradient may be computed: a sum for what was expanded.
         """
-        functions, node = self._functions, torch_private.current_backward_node()
+        functions, now = self._functions, None
         if node is None and self.phase is None and not functions.unwraps:
-            now = self.now(caller)
+            now = self.now(node, caller)
             phase, place, known = now.phase, now.place, now.views.get(operator.name)
         else:
             phase, known = self._phase(node), None
             place = self._places.now() if functions.place is None else functions.place
-            now = None
         if known is None:
             point = Point(operator.name, self._modules.innermost or "", phase, place, autocast=functions.region)
             known = self.sites.number(point)
@@ -185,11 +168,16 @@ class OpPoints:
         self.link(phase, known)
 
     def link(self, phase: Phase, site: int) -> None:
-        """The autograd node that was made last belongs to the op at a site, which ran in ``phase``."""
+        """The autograd nodes that were made last belong to the op at a site, which ran in ``phase``.
+
+        There is one for each transform that it runs in.
+        """
         if phase is Phase.BACKWARD and not torch.is_grad_enabled():
             return  # none whose gradient belongs to the op that made it
         if phase is not Phase.OPTIMIZER:
-            self._places.link(site)
+            nodes = self._places.makes
+            for number in nodes.made:
+                nodes.sites[number] = site
 
     def follow(self, operator: Operator, operands: list[Any], result: Any) -> None:
         """Follows what an op gave to those that read it."""

@@ -38,6 +38,7 @@ class Operator(NamedTuple):
 
     name: str
     overload: Any  #: what torch calls
+    call: Any  #: the same with a Python call less
     passes_through: bool  #: a view, or memory without values yet: not an op on numbers
     writes: bool  #: into any of its arguments
     written: tuple[int, ...]  #: positions of arguments that are overwritten
@@ -51,15 +52,16 @@ class Operator(NamedTuple):
     is_pointwise: bool  #: each element of its result is made of those of its operands in the same place
 
 
-_described: dict[int, tuple[Any, Operator]] = {}  # by ``id``: the hash of an overload is a function of torch's
+#: What is known of overloads, by ``id``: the hash of one is a function of torch's.
+described: dict[int, Operator] = {}
 
 
 def describe(func: Any) -> Operator:
     """What an op overload does."""
-    known = _described.get(id(func))
+    known = described.get(id(func))
     if known is None:
-        known = _described[id(func)] = func, _read(func)
-    return known[1]
+        known = described[id(func)] = _read(func)
+    return known
 
 
 def _read(func: Any) -> Operator:
@@ -73,6 +75,7 @@ def _read(func: Any) -> Operator:
     return Operator(
         name=str(func),
         overload=func,
+        call=torch_private.called_by(func),
         passes_through=is_view or schema.name.startswith(_UNINITIALISED) or only_waits(func),
         writes=bool(written),
         written=tuple(i for i in written if not schema.arguments[i].kwarg_only),
@@ -116,7 +119,8 @@ def results(
 
 def among(operands: list[Tensor], written: list[Tensor]) -> tuple[int, ...]:
     """Positions of the operands that are overwritten."""
-    return tuple([arg for arg, operand in enumerate(operands) if any(operand is each for each in written)])
+    places = {id(each) for each in written}
+    return tuple([arg for arg, operand in enumerate(operands) if id(operand) in places])
 
 
 def flat_tensors(values: Any) -> list[Tensor]:

@@ -110,6 +110,26 @@ class Layout:
         self.in_place = in_place.astype(bool)
 
 
+class BadFlow(NamedTuple):
+    """All that tells what becomes of a step's values that are not finite: where two are equal, so are the answers."""
+
+    ops: list[Made]
+    measurements: list[int | None]  #: of each output, its number
+    read_from: list[int]  #: of each operand, the output that it was
+    parts: dict[int, int | None]  #: of operands that are parts of one, the numbers of their measurements
+    kinds: bytes  #: of each measurement, whether its ends are finite, NaN or which infinity
+
+    @staticmethod
+    def of(outputs: Outputs, dataflow: Dataflow) -> BadFlow | None:
+        """That of a step; None where all is finite. Waits for the device."""
+        spans = outputs.spans()
+        kinds = np.isposinf(spans) + 2 * np.isneginf(spans) + 4 * np.isnan(spans)
+        if not kinds.any():
+            return None
+        told = kinds.astype(np.int8).tobytes()
+        return BadFlow(outputs.ops, outputs.measurements, dataflow.read_from, dict(dataflow.parts), told)
+
+
 def columns(
     outputs: Outputs, dataflow: Dataflow, layout: Layout, step: int, source: str
 ) -> tuple[ColumnBlock, ColumnBlock]:

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -20,11 +20,11 @@ from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.tracing import op_points, operators, traced_rows
 from ampscope.capture.tracing.collective_ops import Exchange
-from ampscope.capture.tracing.executions import Call, Made
+from ampscope.capture.tracing.executions import Call, Made, Ran
 from ampscope.capture.tracing.flow.dataflow import Dataflow
 from ampscope.capture.tracing.flow.outputs import Outputs
 from ampscope.capture.tracing.flow.reading import Reading
-from ampscope.capture.tracing.op_points import OpPoints, Ran
+from ampscope.capture.tracing.op_points import OpPoints, Within
 from ampscope.capture.tracing.operand_keeper import Executed, OpListener
 from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.program.function_watch import FunctionWatch
@@ -36,7 +36,7 @@ from ampscope.capture.tracing.statistics.bad_rows import bad_rows
 from ampscope.capture.tracing.statistics.batch_rows import BatchRows
 from ampscope.capture.tracing.statistics.stats import Slots
 from ampscope.capture.tracing.statistics.tensor_values import stored
-from ampscope.capture.tracing.traced_rows import Layout
+from ampscope.capture.tracing.traced_rows import BadFlow, Layout
 from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import EdgeRow, Node, OpRow
 
@@ -155,33 +155,40 @@ class Tracer(OwnMode):
 
     # -- every op -----------------------------------------------------------------------------------------------
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: C901  # one frame for every op
         kwargs = kwargs or {}
         if not _PLAIN.issuperset(types):
             if self.pause.on or torch_private.are_fake(types):  # another tracer may be at work below this one
                 return func(*args, **kwargs)
             self.functions.unwraps = True
             return NotImplemented  # a wrapper subclass: its inner ops come by again
-        operator, guard = operators.describe(func), self._guard
+        operator, guard = operators.described.get(id(func)) or operators.describe(func), self._guard
         args = _with_tensor(args) if operator.passes_through else args
-        if self.pause.on or guard.broken or torch_private.is_tracing() or (self.pause.cuda and self.pause.captures()):
-            return func(*args, **kwargs)
-        result = NOT_RUN
+        captured = self.pause.cuda and self.pause.captures()
+        if self.pause.on or guard.broken or captured or torch_private.records_calls():
+            return operator.call(*args, **kwargs)
+        result, places = NOT_RUN, self.places
         self.functions.handling += 1
         try:
             if operator.communicates:
                 return self._exchange(operator, func, args, kwargs)
-            if self.outputs.awaits and self._is_arrival(operator, args):
+            if self.outputs.late and self._is_arrival(operator, args):
                 return func(*args, **kwargs)
             if operator.writes:
                 with guard:
                     self._before_writing(operator, args, kwargs)
-            result = func(*args, **kwargs)
+            result = operator.call(*args, **kwargs)
             if not guard.broken:
                 try:  # and not the guard around it: this is done for every op
-                    note = self._note_past_modes if self._in_replay else self._note
-                    with self._one_at_a_time:
-                        note(operator, (args, kwargs), result, sys._getframe().f_back)
+                    number = torch_private.next_sequence_number()
+                    makes = number != places.forward.last or threading.get_ident() != places.thread
+                    makes = makes or bool(places.marked.unread)
+                    if makes or not operator.passes_through:
+                        node = torch_private.current_backward_node()
+                        caller = sys._getframe(1) if node is not None else None
+                        note = self._note_past_modes if self._in_replay else self._note
+                        with self._one_at_a_time:
+                            note(operator, (args, kwargs), result, number if makes else None, (node, caller))
                 except BaseException:
                     with guard:
                         raise
@@ -189,7 +196,7 @@ class Tracer(OwnMode):
             left(error)
         finally:
             self.functions.handling -= 1
-        return func(*args, **kwargs) if result is NOT_RUN else result
+        return operator.call(*args, **kwargs) if result is NOT_RUN else result
 
     def _exchange(self, operator: Operator, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs an op that communicates, and notes it from outside: what it sent, and what came when that is read."""
@@ -217,7 +224,7 @@ class Tracer(OwnMode):
         looked_at: list[tuple[int, int | None]],
         received: list[Tensor],
     ) -> None:
-        now, sites = self.points.now(None), self.points.sites
+        now, sites = self.points.now(torch_private.current_backward_node(), None), self.points.sites
         point = self.points.of_op(operator, now, call, exchange.sent, received)
         site, numels = sites.number(point._replace(scalars=exchange.facts)), [each.numel() for each in received]
         edges = tuple([(arg, False) for arg in range(len(looked_at))])
@@ -245,20 +252,34 @@ class Tracer(OwnMode):
         if self.keeper is not None:
             self.keeper.before(operator, args, kwargs)
 
-    def _note(self, operator: Operator, call: Call, result: Any, caller: FrameType | None) -> None:
-        made_node = self.places.made_node()
+    def _note(self, operator: Operator, call: Call, result: Any, number: int | None, within: Within) -> None:
+        """An op has run.
+
+        Args:
+            operator: The op.
+            call: Its arguments.
+            result: What it returned.
+            number: That of the next autograd node; None where the op has made none, and is not followed.
+            within: Where in a backward it was called.
+        """
+        made_node = number is not None and self.places.made_node(number)
         self.backward_varies |= operator.varies
         if operator.passes_through:
             if made_node:
-                self.points.link_view(operator, caller)
+                self.points.link_view(operator, *within)
         else:
-            now = self.points.now(caller)
-            ran = self.points.ran(operator, now, call, result)
-            if ran is not None:
+            now = self.points.now(*within)
+            if operator.writes or type(result) is not Tensor:
+                results, written = operators.results(operator, *call, result)
+            else:
+                results, written = [result], []
+            if results:
+                ran = now.again(operator, call, results, written)
+                ran = ran or self.points.ran(operator, now, call, results, written)
                 if made_node:
                     self.points.link(now.phase, ran[0].site)
                 self._record(operator, call, ran)
-        if self.places.follows:
+        if number is not None and self.places.follows:
             self.points.follow(operator, [*call[0], *call[1].values()], result)
 
     def _note_past_modes(self, *ran: Any) -> None:
@@ -272,14 +293,16 @@ class Tracer(OwnMode):
         outputs, dataflow, writers = self.outputs, self._dataflow, self._reading.writers(operator, operands)
         given = Given(operator, *call, alone=len(results) == 1) if outputs.shapes is not None else None
         first = outputs.add(made, results, all_bits=operator.is_random, given=given)
-        dataflow.read(operands, writers, overwritten)
+        if outputs.full:
+            dataflow.look_at_parts(operands, writers, overwritten)
+        dataflow.read_from += writers
         dataflow.wrote(first, results)
         if operator.is_cast or not operands:
             point = len(outputs.ops) - 1, made.site
-            outputs.distinct.ran(operator, point, operands, results[0], outputs.maker(writers[0]) if writers else None)
+            outputs.distinct.ran(operator, point, operands, results[0], outputs.makers[writers[0]] if writers else None)
         if self.keeper is not None:
             executed = Executed(len(outputs.ops) - 1, made.site, operator, *call)
-            self.keeper.after(executed, results, list(map(outputs.maker, writers)))
+            self.keeper.after(executed, results, [outputs.makers[each] for each in writers])
 
     # -- handing over -------------------------------------------------------------------------------------------
 
@@ -289,6 +312,10 @@ class Tracer(OwnMode):
         self.outputs.clear()
         self._dataflow.clear()
         self.places.clear()
+
+    def bad_flow(self) -> BadFlow | None:
+        """What of the step tells where its bad values go; None where there are none. Waits for the device."""
+        return BadFlow.of(self.outputs, self._dataflow)
 
     def columns(self, step: int, source: str, layout: Layout | None) -> tuple[ColumnBlock, ColumnBlock, Layout]:
         """The same as `rows`, as columns; with the layout that they have, which is often that of the step before."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ampscope.capture.torch_support import torch_private
-from ampscope.capture.torch_support.local_shards import PLAIN
-from ampscope.capture.torch_support.torch_private import HeldStorages
+from ampscope.capture.torch_support.local_shards import PLAIN, local
+from ampscope.capture.torch_support.torch_private import HeldStorages, weak_ref
 from ampscope.trace.schema import Node
 
 #: Bytes that ops give between two looks at what is gone: each small thing kept between large ones is a hole in memory
@@ -33,8 +33,8 @@ class Dataflow:
     def __init__(self, measure: Callable[[Tensor], int | None] | None) -> None:
         self.read_from: list[int] = []
         self.parts: dict[int, int | None] = {}
+        self.written: dict[int, int] = {}  #: by storage, the output that was last written to it
         self._measure = measure
-        self._writers: dict[int, int] = {}
         self._regions: dict[int, tuple[int, int]] = {}  # elements of an output, and where in the storage it begins
         self._entries: dict[int, tuple[Node, str]] = {}
         self._held = HeldStorages()  # so that no key is given to another storage
@@ -42,26 +42,20 @@ class Dataflow:
 
     def name_entry(self, tensor: Tensor, node: Node, name: str) -> None:
         """Says where a tensor that no op of the step wrote comes from, unless that was said."""
-        key = _key(tensor)
+        storage = _storage(tensor)
+        key = storage._cdata
         if key not in self._entries:
-            self._held.hold(key, tensor)
+            if key not in self._held.references:
+                self._held.references[key] = weak_ref(storage)
             self._entries[key] = node, name
 
     def entry(self, tensor: Tensor) -> tuple[Node, str] | None:
         """Where a tensor that no op of the step wrote comes from."""
-        return self._entries.get(_key(tensor))
+        return self._entries.get(_storage(tensor)._cdata)
 
     def writer(self, tensor: Tensor) -> int | None:
         """The output that was last written to the storage of a strided tensor; None where no op of the step wrote."""
-        return self._writers.get(_key(tensor))
-
-    def writers(self, tensors: Sequence[Tensor]) -> list[int] | None:
-        """The same of several; None where that is not known of all."""
-        known = self._writers
-        try:
-            return [known[tensor.untyped_storage()._cdata] for tensor in tensors]
-        except (KeyError, NotImplementedError):  # opaque tensors have no storage
-            return None
+        return self.written.get(_storage(tensor)._cdata)
 
     def wrote(self, first: int, results: Sequence[Tensor]) -> None:
         """An op has written these.
@@ -70,21 +64,23 @@ class Dataflow:
             first: The number of the first.
             results: Its outputs.
         """
+        held = self._held.references
         for output, tensor in enumerate(results, first):
             self._unswept += tensor.nbytes
             if tensor.layout is not torch.strided:
                 continue
-            key = _key(tensor)
-            if key not in self._writers:
-                self._held.hold(key, tensor)
-            self._writers[key] = output
+            storage = (tensor if tensor.__class__ in PLAIN else local(tensor)).untyped_storage()  # as `_storage`
+            key = storage._cdata
+            if key not in held:
+                held[key] = weak_ref(storage)
+            self.written[key] = output
             if self._measure is not None:
                 self._regions[output] = (tensor.numel(), int(tensor.storage_offset()))
         if self._unswept > SWEPT_EVERY:
             self._sweep()
 
-    def read(self, operands: Sequence[Tensor], writers: Sequence[int], overwritten: Sequence[int]) -> None:
-        """An op has read its operands.
+    def look_at_parts(self, operands: Sequence[Tensor], writers: Sequence[int], overwritten: Sequence[int]) -> None:
+        """An op has read its operands: those that are parts of what was written are measured, where that is asked.
 
         Args:
             operands: All of them.
@@ -98,7 +94,6 @@ class Dataflow:
                     region = (operand.numel(), operand.storage_offset())
                     if region != self._regions.get(writer, (operand.numel(), 0)):
                         self.parts[place + arg] = self._measure(operand)
-        self.read_from += writers
 
     def sent(self, writer: int, measurement: int | None) -> None:
         """An op that communicates has sent an operand, which was measured before it: the op may overwrite it."""
@@ -109,7 +104,7 @@ class Dataflow:
         """Lets go of everything."""
         self.read_from = []
         self.parts.clear()
-        self._writers.clear()
+        self.written.clear()
         self._regions.clear()
         self._entries.clear()
         self._held.release()
@@ -118,10 +113,10 @@ class Dataflow:
         """Forgets the storages that are gone."""
         self._unswept = 0
         for key in self._held.sweep():
-            self._writers.pop(key, None)
+            self.written.pop(key, None)
             self._entries.pop(key, None)
 
 
-def _key(tensor: Tensor) -> int:
-    """`torch_private.storage_key`, which is asked for at every op."""
-    return tensor.untyped_storage()._cdata if tensor.__class__ in PLAIN else torch_private.storage_key(tensor)
+def _storage(tensor: Tensor) -> Any:
+    """The memory of a tensor; its `torch_private.storage_key` is what torch calls it by."""
+    return (tensor if tensor.__class__ in PLAIN else local(tensor)).untyped_storage()

@@ -54,9 +54,10 @@ class Outputs:
         self.checksums: dict[int, Tensor | None] = {}
         self.micro_batches = [0]
         self.sums = True
-        self._makers: list[int] = []  # of each output, the op
+        self.makers: list[int] = []  #: of each output, the number of the op that gave it
         self._measured: Slots | Census = Census() if full else slots or Slots()
-        self._late: dict[int, list[tuple[int, Tensor]]] = {}  # by storage: outputs that other ranks may still write
+        #: By storage, outputs that nothing has read yet, and that other ranks may still write.
+        self.late: dict[int, list[tuple[int, Tensor]]] = {}
 
     def begin_micro_batch(self) -> None:
         """What follows belongs to the next micro-batch."""
@@ -89,7 +90,7 @@ class Outputs:
         seq, first = len(self.ops), len(self.measurements)
         self.ops.append(made)
         for tensor in tensors:
-            self._makers.append(seq)
+            self.makers.append(seq)
             number = self._measured.measure(tensor)
             self.measurements.append(number)
             if self.shapes is not None and number is not None:
@@ -110,29 +111,20 @@ class Outputs:
         first = len(self.measurements)
         for output, tensor in enumerate(tensors, first):
             if tensor.layout is torch.strided and has_arrived(tensor):
-                self._late.setdefault(storage_key(tensor), []).append((output, tensor))
-        self._makers += [len(self.ops)] * len(tensors)
+                self.late.setdefault(storage_key(tensor), []).append((output, tensor))
+        self.makers += [len(self.ops)] * len(tensors)
         self.ops.append(made)
         self.measurements += [None] * len(tensors)
         return first
 
-    def maker(self, output: int) -> int:
-        """The number of the op that gave an output."""
-        return self._makers[output]
-
-    @property
-    def awaits(self) -> bool:
-        """Whether there are outputs that nothing has read yet, and that may not be there."""
-        return bool(self._late)
-
     def is_awaited(self, tensor: Tensor) -> bool:
         """Whether outputs in the memory of a tensor are of that kind."""
-        return tensor.layout is torch.strided and storage_key(tensor) in self._late
+        return tensor.layout is torch.strided and storage_key(tensor) in self.late
 
     def is_read(self, tensor: Tensor) -> None:
         """The step reads, or overwrites, a tensor: what was late in its memory is there."""
-        if self._late and tensor.layout is torch.strided:
-            for output, late in self._late.pop(storage_key(tensor), ()):
+        if self.late and tensor.layout is torch.strided:
+            for output, late in self.late.pop(storage_key(tensor), ()):
                 there = late.untyped_storage().nbytes() > 0  # FSDP gives memory back that it will use again
                 if there:
                     self.measurements[output] = self.measure(late)
@@ -171,9 +163,9 @@ class Outputs:
         self.ops = []
         self.measurements = []
         self.checksums = {}
-        self._makers = []
+        self.makers = []
         self.distinct.clear()
         self.came_cast.clear()
-        self._late.clear()
+        self.late.clear()
         self.shapes = None
         self._measured = Slots()  # what it had may serve another step

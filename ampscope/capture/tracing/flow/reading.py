@@ -30,11 +30,12 @@ class Reading:
 
     def writers(self, operator: Operator, operands: list[Tensor]) -> list[int]:
         """The outputs that an op's operands are."""
-        if not self._outputs.awaits:
-            known = self._dataflow.writers(operands)
-            if known is not None:
-                return known
-        return [self.writer(operand, operator) for operand in operands]
+        known, found = self._dataflow.written, []
+        for operand in operands:
+            plain = operand.layout is torch.strided and not self._outputs.late
+            writer = known.get(operand.untyped_storage()._cdata) if plain else None
+            found.append(self.writer(operand, operator) if writer is None else writer)
+        return found
 
     def writer(self, operand: Tensor, operator: Operator) -> int:
         """The output that an operand is."""
@@ -65,7 +66,8 @@ class Reading:
         edges = ((0, False),) if writer is not None else ()
         self._outputs.add(Made(number(), (tensor.numel(),), edges), [tensor], chosen=always, given=writer)
         if writer is not None:
-            self._dataflow.read([tensor], [writer], ())
+            self._dataflow.look_at_parts([tensor], [writer], ())
+            self._dataflow.read_from.append(writer)
 
     def _enter(self, node: Node, name: str, operand: Tensor, *, all_bits: bool) -> int:
         """Notes a value from outside; returns its number among the outputs."""

@@ -53,7 +53,12 @@ class FunctionWatch(TorchFunctionMode):
             self.unwraps = not _PLAIN.issuperset(types)
             if self.listener is not None:
                 self.listener(func, args)
-            self._note(func, args, kwargs, sys._getframe(1))
+            if not self._guard.broken:
+                try:  # and not the guard around it: this is done for every function
+                    self._note(func, args, kwargs, sys._getframe(1))
+                except BaseException:
+                    with self._guard:
+                        raise
             return func(*args, **kwargs)
         finally:
             self.handling -= 1
@@ -67,18 +72,12 @@ class FunctionWatch(TorchFunctionMode):
         return self._place
 
     def _note(self, func: Any, args: Any, kwargs: Any, caller: FrameType) -> None:
-        if self._guard.broken:
-            return
-        with self._guard:
-            self.function = getattr(func, "__name__", "")
-            self._place, self._call = None, (caller, torch_private.current_backward_node())
-            self.region = self._region()
-            if func is torch.autograd.grad:
-                self._places.marked.read(tensor_tree.tensors(args[0] if args else kwargs.get("outputs")))
-                self.creates_graph = bool(args[4] if len(args) > 4 else kwargs.get("create_graph"))
-
-    def _region(self) -> torch.dtype | None:
+        self.function = getattr(func, "__name__", "")
+        self._place, self._call, self.region = None, (caller, torch_private.current_backward_node()), None
         for kind in self._types:
             if torch.is_autocast_enabled(kind):
-                return torch.get_autocast_dtype(kind)
-        return None
+                self.region = torch.get_autocast_dtype(kind)
+                break
+        if func is torch.autograd.grad:
+            self._places.marked.read(tensor_tree.tensors(args[0] if args else kwargs.get("outputs")))
+            self.creates_graph = bool(args[4] if len(args) > 4 else kwargs.get("create_graph"))

@@ -29,9 +29,9 @@ class MarkedNodes:
     """
 
     def __init__(self) -> None:
-        self._unread: dict[int, _Given] = {}  # by the tensor's ``id``
+        self.unread: dict[int, _Given] = {}  #: by the tensor's ``id``, what was noted and not read yet
+        self.has_any = False  #: some node is marked
         self._key = object()  # of the mark, among what a node keeps for others
-        self._marked = False  # some node is
 
     def gave(self, results: Iterable[Tensor], numbers: range | None, site: int | None) -> None:
         """Notes what an op gives on such a thread.
@@ -42,12 +42,7 @@ class MarkedNodes:
             site: The op's; None where the node belongs to no op.
         """
         for result in results:
-            self._unread[id(result)] = _Given(weakref.ref(result), numbers, site)
-
-    @property
-    def awaited(self) -> bool:
-        """Whether a tensor that was noted has not been read yet."""
-        return bool(self._unread)
+            self.unread[id(result)] = _Given(weakref.ref(result), numbers, site)
 
     def read(self, operands: Iterable[Tensor]) -> None:
         """Marks the nodes of what was noted among these tensors.
@@ -56,23 +51,18 @@ class MarkedNodes:
         their nodes itself, or is about to, and may make them then.
         """
         for operand in operands:
-            given = self._unread.get(id(operand))
+            given = self.unread.get(id(operand))
             if given is None or given.tensor() is not operand:
                 continue
-            del self._unread[id(operand)]
+            del self.unread[id(operand)]
             node: Any = operand.grad_fn
             if node is not None and (given.numbers is None or node_sequence_number(node) in given.numbers):
                 node.metadata[self._key] = given.site
-                self._marked = True
-
-    @property
-    def has_any(self) -> bool:
-        """Whether any node is marked."""
-        return self._marked
+                self.has_any = True
 
     def has(self, node: Any) -> bool:
         """Whether a node is marked."""
-        return self._marked and self._key in node.metadata
+        return self.has_any and self._key in node.metadata
 
     def site(self, node: Any) -> int | None:
         """The site that a marked node belongs to."""
@@ -81,4 +71,4 @@ class MarkedNodes:
 
     def clear(self) -> None:
         """Lets go of the tensors."""
-        self._unread.clear()
+        self.unread.clear()

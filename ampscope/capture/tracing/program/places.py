@@ -56,10 +56,11 @@ class Places:
         self._sites = sites
         self._stops = stops
         self._stops_in_backward = (*stops, *_BACKWARD, process_hooks.original_backward().__code__)
-        self._ends = frozenset(map(id, self._stops_in_backward))  # a comparison of code objects reads all of them
-        self._forward_thread = threading.get_ident()
-        self._forward = _Nodes()
-        self._nodes = {self._forward_thread: self._forward}  # by thread
+        #: Code below which code that runs in backward has no line of its own, by ``id``: comparing it reads all of it.
+        self.ends = frozenset(map(id, self._stops_in_backward))
+        self.thread = threading.get_ident()  #: the forward's
+        self.forward = self.makes = _Nodes()  #: the nodes that this thread has made; and of the latest, their thread's
+        self._nodes = {self.thread: self.forward}  # by thread
         self.marked = MarkedNodes()  #: those of a device's thread that the forward's backward comes by
 
     def now(self) -> Place:
@@ -79,11 +80,7 @@ class Places:
 
     def makes_all(self) -> bool:
         """Whether a node's number tells its maker: this is the forward's thread, and no node is another's."""
-        return threading.get_ident() == self._forward_thread and not self.marked.has_any
-
-    def ends_backward(self, frame: FrameType | None) -> bool:
-        """Whether a frame is one below which code that runs in backward has no line of its own."""
-        return frame is not None and id(frame.f_code) in self._ends
+        return threading.get_ident() == self.thread and not self.marked.has_any
 
     def inside_backward(self) -> Place | None:
         """The line of the user's own code in backward: a function's ``backward``, a hook; None outside of any."""
@@ -107,7 +104,7 @@ class Places:
         reentrant checkpoint does on an accelerator's thread.
         """
         own = self._own_nodes()
-        return own if own is self._forward or self._calls_backward() else self._forward
+        return own if own is self.forward or self._calls_backward() else self.forward
 
     def _own_nodes(self) -> _Nodes:
         """The nodes that the thread running now has made."""
@@ -121,24 +118,21 @@ class Places:
             frame = frame.f_back
         return frame is not None
 
-    def made_node(self) -> bool:
-        """Whether this thread has made an autograd node since this was last asked."""
-        number = torch_private.next_sequence_number()
-        elsewhere = threading.get_ident() != self._forward_thread
-        nodes = self._own_nodes() if elsewhere else self._forward
-        self.follows = elsewhere or self.marked.awaited
+    def made_node(self, number: int) -> bool:
+        """Whether this thread has made an autograd node since this was last asked.
+
+        Args:
+            number: That of the next one.
+        """
+        elsewhere = threading.get_ident() != self.thread
+        self.makes = nodes = self._own_nodes() if elsewhere else self.forward
+        self.follows = elsewhere or bool(self.marked.unread)
         if nodes.last == number:
             nodes.made = _NONE
             return False
         before = max(nodes.last, number - MOST_NODES) if nodes.last >= 0 else number - 1
         nodes.made, nodes.last = range(before, number), number
         return bool(nodes.made)
-
-    def link(self, site: int) -> None:
-        """The nodes that were made last are those of the op at ``site``: one for each transform that it runs in."""
-        nodes = self._own_nodes()
-        for number in nodes.made:
-            nodes.sites[number] = site
 
     def ran(self, operator: Operator, operands: Iterable[Any], result: Any, *, creates_graph: bool) -> None:
         """Follows what an op gave on another thread than the forward's to the ops that read it.
@@ -150,9 +144,9 @@ class Places:
             creates_graph: The backward in progress records a graph of itself.
         """
         nodes = self._own_nodes()
-        if nodes.made and self.marked.awaited:
+        if nodes.made and self.marked.unread:
             self.marked.read(operators.flat_tensors(operands))
-        if nodes is self._forward:
+        if nodes is self.forward:
             return
         if nodes.made:
             self.marked.gave(operators.flat_tensors([result]), nodes.made, nodes.sites.get(nodes.made[-1]))

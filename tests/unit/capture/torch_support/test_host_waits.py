@@ -137,7 +137,7 @@ NO_TENSORS = frozenset(
         "torch_support/communication/ballot.py": "_is_set",
         "torch_support/communication/gradient_reduction.py": "of_step",
         "torch_support/readback.py": "arrived",
-        "torch_support/torch_private.py": "is_tracing next_sequence_number node_sequence_number steps_on_device",
+        "torch_support/torch_private.py": "is_tracing steps_on_device",
         "tracing/collective_ops.py": "_of_group",
         "tracing/statistics/narrow_formats.py": "block_falls top_values",
         "tracing/flow/dataflow.py": "wrote",

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ampscope
 from ampscope.capture.torch_support.user_line import Place
-from ampscope.capture.tracing.executions import Circumstances, Execution, Made, Met
+from ampscope.capture.tracing.executions import Circumstances, Made, Met
+from ampscope.capture.tracing.operators import describe
 from ampscope.trace.schema import Phase, Table
 from tests.support.training.small_loop import make_scaler
 
@@ -22,16 +23,16 @@ HERE = Place(pytest.fixture.__code__, 7)
 UNDER: dict[str, Any] = {"phase": Phase.FORWARD, "module": "part", "function": "sum", "autocast": torch.float16}
 FLOATS = torch.ones(2, 3)
 MADE = Made(4, (2,), ((0, False),))
-GIVEN: tuple[Any, ...] = ((FLOATS, [1]), {"dtype": None}, [torch.ones(2)], ())
+GIVEN: tuple[Any, ...] = ((FLOATS, [1]), {"dtype": None}, [torch.ones(2)], [])
+SUM = describe(torch.ops.aten.sum.dim_IntList)
 
 
-def known(args: Any, kwargs: Any, results: Any, overwritten: Any) -> Made | None:
+def known(args: Any, kwargs: Any, results: Any, written: Any) -> Made | None:
     """What is known of an execution, after that of ``GIVEN``."""
     now = Circumstances(place=HERE, **UNDER)
-    now.ran("sum", (GIVEN[0], GIVEN[1]), GIVEN[2], GIVEN[3], MADE)
-    (execution,) = now.executions["sum"]
-    as_it_was = execution.tensors(args, kwargs) is not None and execution.gave(results, overwritten)
-    return execution.made if as_it_was else None
+    now.ran(SUM.name, (GIVEN[0], GIVEN[1]), GIVEN[2], (), MADE)
+    again = now.again(SUM, (args, kwargs), results, written)
+    return again[0] if again is not None else None
 
 
 def test_what_is_as_it_was_is_known() -> None:
@@ -54,7 +55,7 @@ def test_what_is_as_it_was_is_known() -> None:
         (1, {}),
         (2, [torch.ones(3)]),
         (2, [torch.ones(2), torch.ones(2)]),
-        (3, (0,)),
+        (3, [FLOATS]),
     ],
 )
 def test_what_differs_is_not(at: int, other: Any) -> None:
@@ -180,15 +181,16 @@ def test_a_trace_is_the_same_if_nothing_is_known_again(
     forward: Forward, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known_again = []
-    of = Execution.gave
+    again = Circumstances.again
 
-    def counted(self: Execution, results: Any, overwritten: Any) -> bool:
-        known_again.append(of(self, results, overwritten))
-        return known_again[-1]
+    def counted(self: Circumstances, *ran: Any) -> Any:
+        known = again(self, *ran)
+        known_again.append(known is not None)
+        return known
 
-    monkeypatch.setattr(Execution, "gave", counted)
+    monkeypatch.setattr(Circumstances, "again", counted)
     with_memory = _trace(forward, run_folder.with_name("with"))
     assert sum(known_again) > 40, "else this shows nothing"
     monkeypatch.setattr(Circumstances, "ran", lambda *_: None)
-    monkeypatch.setattr(Met, "of", lambda _, place, **under: Circumstances(place=place, **under))
+    monkeypatch.setattr(Met, "of", lambda _, place, **under: Circumstances(place, **under))
     assert list(map(str, with_memory)) == list(map(str, _trace(forward, run_folder.with_name("without"))))

@@ -30,7 +30,7 @@ from ampscope.capture.step.measures.deviation import Deviation
 from ampscope.capture.step.measures.progress import Progress
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.tracing.statistics.stats import finite
-from ampscope.capture.tracing.traced_rows import TracedRows
+from ampscope.capture.tracing.traced_rows import BadFlow, TracedRows
 from ampscope.provenance import Graph, Origin, absorbed, hidden, hidden_beside
 from ampscope.trace.schema import LOSS_CODE, Phase, ReplayStatus, Trial, Trigger
 
@@ -66,16 +66,21 @@ class HiddenOverflow(StepObserver):
         self._tape = tape
         self._cycle = cycle
         self._looked: dict[tuple[int, int], int] = {}  # sites of an overflow and of what hid it: the latest look
+        self._flow: BadFlow | None = None  # of the step whose graph was walked last,
+        self._places: set[tuple[int, int]] = set()  # and the sites that it told
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
         """Looks, if the step was traced and something in it was not finite."""
-        graph = None if attempt.bad or self._tape.broken else self._live.not_finite()
-        if graph is None:
+        flow = None if attempt.bad or self._tape.broken else self._live.bad_flow()
+        if flow is None or (flow == self._flow and not self._are_due(self._places, attempt.step)):
             return
+        graph = self._live.graph()
         divided = absorbed(graph)  # told by the trace itself, once the step is over
         places = {_places(graph, each) for each in divided or hidden(graph)}
-        new = {each for each in places if attempt.step - self._looked.get(each, -EARLY_STEPS) >= EARLY_STEPS}
-        if not new or not self._again.budget.allows_look(whatever_it_costs=not self._looked):
+        self._flow, self._places = flow, places
+        if not self._are_due(places, attempt.step) or not self._again.budget.allows_look(
+            whatever_it_costs=not self._looked
+        ):
             return
         recording = self._tape.recording()._replace(scale=attempt.scale)
         self._looked |= dict.fromkeys(places, attempt.step)
@@ -89,6 +94,10 @@ class HiddenOverflow(StepObserver):
             else:
                 self._look(attempt, recording, self._progress.note(attempt))
             attempt.judging_s += time.perf_counter() - started
+
+    def _are_due(self, places: set[tuple[int, int]], step: int) -> bool:
+        """Whether one of these places was not looked at lately."""
+        return any(step - self._looked.get(each, -EARLY_STEPS) >= EARLY_STEPS for each in places)
 
     def _look(self, attempt: StepAttempt, recording: TapedStep, loss: float) -> None:
         names = gradients.names(attempt.optimizer, self._again.models)
