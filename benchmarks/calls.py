@@ -52,7 +52,7 @@ class Loop:
         torch.manual_seed(0)
         size = Size(width=16, layers=layers, heads=2, batch=2, length=8)
         self.model: nn.Module = self.wrapped(Transformer(size))
-        self.weights = list(self.model.parameters())
+        self.weights: list[Tensor] = list(self.model.parameters())
         self.optimizer = self.make_optimizer()
         self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=self.scales)
         self.frames = torch.randn(size.batch, size.length, FRAME)

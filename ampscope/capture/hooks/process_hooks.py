@@ -101,8 +101,9 @@ def _uninstall() -> None:
     _restore(torch.Tensor, "backward")
     _restore(torch.autograd, "backward")
     _restore(torch, "clear_autocast_cache")
-    if torch_private.UNAVAILABLE in _originals:
-        _restore(torch_private.amp_common(), torch_private.UNAVAILABLE)
+    common = torch_private.amp_common()
+    if (common, torch_private.UNAVAILABLE) in _originals:
+        _restore(common, torch_private.UNAVAILABLE)
     while _scalers:
         scaler, scale = _scalers.popitem()
         scaler.scale = scale  # type: ignore[attr-defined]  # the original again

@@ -123,7 +123,8 @@ class Circumstances:
             if len(values) != len(known_args) or tuple(kwargs) != named or len(results) != len(known_results):
                 continue
             operands: list[Tensor] = []
-            for value, (kind, dtype, known) in zip(values, known_args, strict=True):
+            given: Any = zip(values, known_args, strict=True)
+            for value, (kind, dtype, known) in given:
                 if value.__class__ is not kind:
                     break
                 if dtype is None:

@@ -32,7 +32,7 @@ class Around(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x).relu() * 2  # type: ignore[no-any-return]
+        return self.inner(x).relu() * 2
 
 
 def _submodule(model: Any) -> str:
@@ -54,7 +54,7 @@ MAKERS: dict[str, Callable[[Any], str]] = {
     "jit.trace": lambda model: str(torch.jit.trace(model, X).inlined_graph),
     "jit.trace of a part": _submodule,
     "jit.trace around": lambda model: str(torch.jit.trace(Around(model), X).inlined_graph),
-    "onnx": lambda model: str(torch.jit._get_trace_graph(model, (X,))[0]),
+    "onnx": lambda model: str(torch.jit._trace._get_trace_graph(model, (X,))[0]),
     "jit.script": lambda model: str(torch.jit.script(model).inlined_graph),
     "export": lambda model: str(torch.export.export(model, (X,), strict=False)),
     "strict export": lambda model: str(torch.export.export(model, (X,), strict=True)),

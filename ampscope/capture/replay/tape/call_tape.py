@@ -16,7 +16,6 @@ from ampscope.capture.replay.tape.entry import (
     EarlierResult,
     Entry,
     EntryKind,
-    GradientOf,
     OutsideTensor,
     TensorReference,
     UnscaledGradients,
@@ -366,11 +365,8 @@ def _given_back(entry: Entry) -> set[int | tuple[int, int]]:
     """
     if HALF & dtypes_asked(entry.call, entry.arguments.args, entry.arguments.kwargs):
         return set()
-    return {
-        each.identity if isinstance(each, OutsideTensor) else (each.entry, each.leaf)
-        for each in entry.arguments.tensors
-        if not isinstance(each, GradientOf)
-    }
+    outside = {each.identity for each in entry.arguments.outside}
+    return outside | {(each.entry, each.leaf) for each in entry.arguments.earlier}
 
 
 def _entry(kind: EntryKind, call: Any, arguments: Arguments, ambient: Ambient, place: Place) -> Entry:

@@ -131,9 +131,13 @@ class Attempts:
         if self.cycle.opened.scaler is None and self.tape.routine.may_change_gradients:
             with self.own, self.guard:
                 known = self.optimizers.by_number().values()
-                whose = {id(each): each for each in known} or {None: stand_in(self.models.trained())}
-                norms = {key: gradients.total_norm(each) for key, each in whose.items()}
+                whose: dict[int | None, Any] = {id(each): each for each in known}
+                norms = {key: gradients.total_norm(each) for key, each in (whose or self._all()).items()}
                 self.cycle.opened.given_norms = {key: norm for key, norm in norms.items() if norm is not None}
+
+    def _all(self) -> dict[int | None, Any]:
+        """In the place of an optimizer, before the first has stepped."""
+        return {None: stand_in(self.models.trained())}
 
     def gradients_complete(self) -> None:
         """Unscaling, clipping and stepping follow: nothing of these is ever replayed."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.capture.step import live_trace
+from ampscope import provenance
 from ampscope.capture.tracing.traced_rows import BadFlow
 from ampscope.trace.schema import Table
 from tests.support.training.small_loop import make_scaler
@@ -50,8 +50,13 @@ def traced(folder: Path, *, overflows: bool) -> tuple[list[Any], int]:
 
 def test_a_mask_of_every_step_is_not_walked_in_every_step(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     walked = []
-    absorbed = live_trace.provenance.absorbed
-    monkeypatch.setattr(live_trace.provenance, "absorbed", lambda graph: walked.append(graph) or absorbed(graph))
+    absorbed = provenance.absorbed
+
+    def noted(graph: provenance.Graph) -> Any:
+        walked.append(graph)
+        return absorbed(graph)
+
+    monkeypatch.setattr(provenance, "absorbed", noted)
     rows, _ = traced(run_folder.with_name("once"), overflows=False)
     once = len(walked)
     monkeypatch.setattr(BadFlow, "of", lambda *_: object())
