@@ -53,9 +53,9 @@ SEAMS: tuple[tuple[type, str, dict[str, str]], ...] = (
 )
 #: Called once for each torch function: how often is nobody's promise.
 _UNCOUNTED = frozenset({"saw_function"})
-#: Events that a part answers by calling another of its own methods, which is noted.
+#: Events that a part answers by calling another of its own methods, which is noted; and how it keeps from listening.
 _ANSWERED = {
-    "tape": {"scaler_call_ended"},
+    "tape": {"scaler_call_ended", "stop", "unheard", "scaled", "optimizer_comes", "learn_edits", "write_edits"},
     "live": {"call_lost", "abandoned", "not_finite"},
     "buffers": {"step_began", "attempt_began"},
     "rows": {"optimizer_steps", "step_ended"},
