@@ -186,7 +186,10 @@ class TapeMode(TorchFunctionMode):
             if facts.asks or (facts.assigns_gradient and len(args) > 1 and args[1] is None):
                 return func(*args, **kwargs)
             captured = self._pause.cuda and self._pause.captures()
-            if captured or (self._may_compile and torch.compiler.is_compiling()) or torch_private.records_calls():
+            if captured or (self._may_compile and torch.compiler.is_compiling()):
+                return func(*args, **kwargs)
+            recorded = torch_private.tracing_state() is not None or torch_private.graphs.in_the_making
+            if recorded or torch_private.symbolic_trace._is_fx_tracing_flag:
                 return func(*args, **kwargs)
             self._handling += 1
             try:

@@ -21,6 +21,7 @@ ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.Size)
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
 #: What holds nothing that is looked for.
 LEAVES = (*ATOMS, Tensor)
+_INT = frozenset({int})
 _SEQUENCES = (tuple, list, set, frozenset, deque)
 #: Python's containers that can change; of two that fit, the first.
 _CONTAINER_KINDS = (OrderedDict, defaultdict, dict, list, set, deque)
@@ -47,6 +48,11 @@ def tensors(value: Any) -> Iterator[Tensor]:
 def rebuild(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
     """``value`` with every leaf of type ``kind`` replaced by ``change(leaf)``; containers are copied, never edited."""
     return _Rebuilding(change, kind).of(value, _DEPTH)
+
+
+def is_shape(value: Any) -> bool:
+    """Whether a value is a tuple of whole numbers."""
+    return type(value) is tuple and _INT.issuperset(map(type, value))
 
 
 def inner_tensors(tensor: Tensor) -> list[Tensor]:

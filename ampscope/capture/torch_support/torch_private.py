@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.fx import _symbolic_trace
+from torch.fx import _symbolic_trace as symbolic_trace
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as module_calls
 from torch.overrides import TorchFunctionMode
@@ -239,7 +239,7 @@ def is_tracing() -> bool:
 
 def records_calls() -> bool:
     """Whether it does so by another way than Dynamo, which asks for itself."""
-    is_fx = getattr(_symbolic_trace, "_is_fx_tracing_flag", False)
+    is_fx = getattr(symbolic_trace, "_is_fx_tracing_flag", False)
     return tracing_state() is not None or bool(is_fx) or graphs.in_the_making > 0
 
 

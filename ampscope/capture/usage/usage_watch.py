@@ -128,7 +128,7 @@ class UsageWatch:
             return  # is told by itself; the gradients that it has left are found when the loop touches them
         if after_backward:
             self._scales.function_ran(func, args)
-            if self._scaled:
+            if self._scaled and self._is_heard:
                 self._values.find_gradients()
         if not self._has_scaler:
             self._by_hand.function_runs(func, args, kwargs, after_backward=after_backward)

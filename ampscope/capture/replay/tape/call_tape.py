@@ -288,7 +288,7 @@ class Tape:
     ) -> Arguments:
         flat = True
         for value in (*args, *kwargs.values()) if kwargs else args:
-            if not isinstance(value, tensor_tree.LEAVES):
+            if not isinstance(value, tensor_tree.LEAVES) and not tensor_tree.is_shape(value):
                 flat = False
                 break
         if not flat:

@@ -36,7 +36,9 @@ class OutsideTensors:
         identity = id(tensor)
         if original is not None:
             return OutsideTensor(original, version_counter(original), identity)
-        if not tensor.dim() and not tensor.requires_grad and tensor.layout is torch.strided:
+        if tensor.requires_grad:  # weights, mostly: autograd would not let the loop write into them unseen
+            return OutsideTensor(tensor, version_counter(tensor), identity)
+        if not tensor.dim() and tensor.layout is torch.strided:
             tensor = tensor.clone()  # a number such as the loss scale: kept by value, for whoever writes into it next
             return OutsideTensor(tensor, version_counter(tensor), identity)
         reference = OutsideTensor(tensor, version_counter(tensor), identity)

@@ -79,8 +79,25 @@ class FastPaths:
         if not self._handles and not dynamo.in_use():
             self._thread = threading.get_ident()
             _listening.add(self)
-            self._handles.append(register_module_forward_pre_hook(guard.told_by_hook(self._before)))
-            self._handles.append(register_module_forward_hook(guard.told_by_hook(self._after), always_call=True))
+            before, after = self._hooks()
+            self._handles.append(register_module_forward_pre_hook(before))
+            self._handles.append(register_module_forward_hook(after, always_call=True))
+
+    def _hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Before and after the call of any module: of most there is nothing to tell, which is asked first."""
+        tell_before, tell_after = guard.told_by_hook(self._before), guard.told_by_hook(self._after)
+
+        def before(module: nn.Module, args: Any) -> None:
+            recorded = torch_private.tracing_state() is not None or torch_private.graphs.in_the_making
+            if recorded or not module.training or torch_private.symbolic_trace._is_fx_tracing_flag:
+                tell_before(module, args)
+
+        def after(module: nn.Module, args: Any, result: Any) -> None:
+            if self._outermost is module:
+                tell_after(module, args, result)
+
+        before.ampscope_heard = after.ampscope_heard = True  # type: ignore[attr-defined]  # as of those that they tell
+        return before, after
 
     def remove(self) -> None:
         """It has stopped; safe to call twice."""
@@ -99,6 +116,6 @@ class FastPaths:
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
         if self._outermost is module and threading.get_ident() == self._thread:
             self._outermost = None
-            kwargs = torch_private.forward_kwargs(sys._getframe(3))
+            kwargs = torch_private.forward_kwargs(sys._getframe(4))
             unseen = result is None or torch_private.is_tracing()
             self._come_back(None if unseen else Call(module, args, kwargs, result))
