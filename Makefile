@@ -94,6 +94,7 @@ torch-versions: $(TORCHES:%=.venv-torch-%/.done)
 	@touch $@
 
 bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/incidents.py
 	$(BIN)/python benchmarks/memory.py

@@ -1,0 +1,51 @@
+"""What watching adds to a step in calls of Python, held to what was measured: it is the same on every machine."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+#: Calls that watching may add to a step of a loop: what was measured and a few more.
+MOST = {
+    "scaler_clip": 1_650,
+    "bf16_clip": 1_150,
+    "bf16_clip_for_loop": 1_150,
+    "scaler_log_norms": 1_700,
+    "accumulate_4_clip": 3_900,
+    "rl_soft_target": 1_600,
+    "adamw_fused": 1_600,
+}
+
+
+@pytest.fixture(scope="module")
+def calls() -> Any:
+    return importlib.import_module("calls")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_loop_that_clips_pays_no_more_than_one_that_does_not(calls: Any) -> None:
+    added = [calls.added(calls.LOOPS[name], 79)[1] for name in ("bf16", "bf16_clip")]
+    assert added[1] < 1.1 * added[0]
+    assert added[1] < MOST["bf16_clip"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", MOST)
+def test_a_step_costs_no_more_with_more_parameters(calls: Any, name: str) -> None:
+    few, many = (calls.added(calls.LOOPS[name], tensors)[1] for tensors in (79, 295))
+    assert few < MOST[name]
+    assert many < few + 50
+
+
+def test_a_call_is_counted(calls: Any) -> None:
+    def inner() -> None:
+        """Does nothing."""
+
+    def step() -> None:
+        inner()
+        inner()
+
+    assert calls.counted(step) == 3
