@@ -191,6 +191,10 @@ class Scope(Configurable):
         """See `process_hooks.Listener`."""
         self._steps.backward_comes()
 
+    def backward_lost(self) -> None:
+        """See `process_hooks.Listener`."""
+        self._steps.take_up_listening()
+
     def backward(self, call: Any, args: Any, kwargs: Any) -> Any:
         """See `process_hooks.Listener`."""
         return self._steps.backward(call, args, kwargs)
@@ -206,7 +210,7 @@ class Scope(Configurable):
     def after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """See `process_hooks.Listener`."""
         if not self._steps.optimizers.owns(optimizer):
-            self._steps.after_foreign_optimizer()
+            self._steps.take_up_listening()
         elif not self._steps.gives_way_to_capture():
             self._steps.after_optimizer(optimizer)
             self._check_rank()

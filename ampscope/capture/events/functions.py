@@ -17,8 +17,12 @@ class FunctionListener(Protocol):
     def scaled(self, loss: Any, scale: Any, result: Any) -> None:
         """A scaler has multiplied a loss by its scale."""
 
-    def is_unheard(self) -> None:
-        """What the loop does now, after a backward, is not told: it is what it has done before."""
+    def is_unheard(self, *, known: bool = True) -> None:
+        """What the loop does now, after a backward, is not told: it is what it has done before, if it is ``known``."""
+
+    @property
+    def scales_by_hand(self) -> bool:
+        """Whether the loop multiplies its losses by a scale of its own, so that gradients hold one."""
 
     def edited(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         """A function has run between the unscaling of gradients and the scaler's update."""

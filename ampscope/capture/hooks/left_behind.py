@@ -69,6 +69,9 @@ class LeftBehind:
     def backward_comes(self) -> None:
         """See `process_hooks.Listener`."""
 
+    def backward_lost(self) -> None:
+        """See `process_hooks.Listener`."""
+
     def before_optimizer(self, *_: Any, **__: Any) -> None:
         """Sweeps. Torch goes through the hooks of optimizers just now, so its own stay."""
         self._is_swept()

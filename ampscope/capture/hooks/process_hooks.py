@@ -10,7 +10,8 @@ import operator
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial, wraps
+from functools import partial, update_wrapper, wraps
+from types import MethodType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -30,6 +31,9 @@ class Listener(Protocol):
 
     def backward_comes(self) -> None:
         """``Tensor.backward`` is called, and has not looked yet who hears of it."""
+
+    def backward_lost(self) -> None:
+        """It has raised, before it came to run a backward perhaps."""
 
     def backward(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a backward pass, with or without taking part in it."""
@@ -82,7 +86,7 @@ def leave(listener: Listener) -> None:
 
 def _install() -> None:
     _put_in_place(torch.autograd, "backward", lambda _: _backward)
-    _put_in_place(torch.Tensor, "backward", _of_tensor)
+    _put_in_place(torch.Tensor, "backward", _TensorBackward)
     _put_in_place(torch, "clear_autocast_cache", _counted)
     if (common := torch_private.amp_common()) is not None:
         _put_in_place(common, torch_private.UNAVAILABLE, _asked)
@@ -180,16 +184,39 @@ def _backward(*args: Any, **kwargs: Any) -> Any:
     return guard.through(_told_backward, call, args, kwargs)
 
 
-def _of_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``Tensor.backward``: what listens has left torch's stack before torch looks there, and is not put back by it."""
+class _TensorBackward:
+    """``Tensor.backward``: what listens has left torch's stack before torch looks there, and is not put back by it.
 
-    @wraps(original)
-    def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            guard.tell(_comes)
-        return original(tensor, *args, **kwargs)
+    It equals the original: modes and subclasses of the user's are given it, and may look it up.
+    """
 
-    return backward
+    def __init__(self, original: Callable[..., Any]) -> None:
+        update_wrapper(self, original)
+        self._original = original
+
+    def __get__(self, tensor: Any, _: Any = None) -> Any:
+        return self if tensor is None else MethodType(self, tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._original
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self._original(*args, **kwargs)
+        guard.tell(_comes)
+        try:
+            return self._original(*args, **kwargs)
+        except BaseException:
+            guard.tell(_lost)
+            raise
+
+
+def _lost() -> None:
+    for listener in _listeners:
+        listener.backward_lost()
 
 
 def _comes() -> None:

@@ -63,7 +63,8 @@ class StepTape(StepObserver):
         self.state = StateSnapshot(models)  #: what forward may change, as it was when the step began
         self.routine = Routine(models)  #: says when it is listened to after backward
         self.mode = TapeMode(self._tape, listener, guard, pause, self.routine)  #: listens to the loop
-        self._listener = listener
+        self._listener, self._pause = listener, pause
+        self._recalled = False  # what the tape says of the loop's edits in this step is known from another
         self._learned: LearnedEdits | None = None  # in the latest step that was heard to its end
         self._after_backward = 0  # position on the tape at the end of the latest backward
         self._next_call = 0  # likewise of the first call of a watched module since
@@ -108,6 +109,7 @@ class StepTape(StepObserver):
 
     def _scaled(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         result, loss = proceed(), call.argument
+        self._pause.begin_aside()
         with self.guard:
             scale = torch_private.scaler_tensors(call.scaler)[0]
             if scale is not None and isinstance(result, Tensor):
@@ -115,6 +117,7 @@ class StepTape(StepObserver):
                 known: dict[str, Any] = {"ambient": around, "place": place, "random": None, "originals": {}}
                 self._tape.function_call(torch.mul, (loss, scale), {}, result, **known, in_place=False)
                 self._listener.scaled(loss, scale, result)
+        self._pause.end_glance()
         return result
 
     def unheard(self, call: Callable[[], Any]) -> Any:
@@ -160,7 +163,20 @@ class StepTape(StepObserver):
         """
         if self.mode.edits is not None and not self.routine.is_asleep:
             self.routine.edits = self.mode.edits.edited
-        return self.routine.comes("step", attempt.optimizer, place or user_place() or NOWHERE)
+        unheard = self.routine.is_asleep
+        expected = self.routine.comes("step", attempt.optimizer, place or user_place() or NOWHERE)
+        if unheard and not expected:
+            self._listener.is_unheard(known=False)
+        return expected
+
+    @property
+    def scales_by_hand(self) -> bool:
+        """Whether gradients hold a scale of the loop's own."""
+        return self._listener.scales_by_hand
+
+    def forget_edits(self) -> None:
+        """What the loop does to its gradients is another thing for each of several optimizers."""
+        self._learned = None
 
     def learn_edits(self) -> None:
         """The gradients are as the optimizer will use them, and good: notes how the loop has made them."""
@@ -185,6 +201,7 @@ class StepTape(StepObserver):
         learned, since = self._learned, self._evaluation.since
         if learned is not None and learned.after == self._after_backward - since:
             learned.put(self._tape, self._models, since, unscaled=unscaled)
+            self._recalled = True
 
     def step_began(self, start: StepStart) -> None:
         """Forgets what no step of any optimizer depends on any more.
@@ -201,6 +218,7 @@ class StepTape(StepObserver):
             self._tape.forget_before(self._starts.pop(0) if start.optimizers > 1 else self._tape.end)
         self._tape.results.forget_written()
         self.routine.begin(start.number)
+        self._recalled = False
         self.mode.step_began()
         self._begin(Evaluation(self._tape.end))
 
@@ -360,6 +378,8 @@ class StepTape(StepObserver):
         """Forgets the step; an incident in it cannot be replayed, for this reason."""
         self.mode.remove()
         self.received.complete()
+        self.routine.forget()
+        self._learned = None
         self._tape.clear()
         self._tape.obstacle = reason
         self.state.forget()
@@ -382,6 +402,7 @@ class StepTape(StepObserver):
             given=self.functional.sources(),
             in_force=tuple(form for form in self.mode.forms.of_step if not form.in_checkpoint),
             edits_weights=partial(self._edits.seen, wait=True),
+            recalled=self._recalled,
         )
 
     @property

@@ -196,9 +196,9 @@ class TapeMode(TorchFunctionMode):
                 if self._pause.on or self._guard.broken or torch_private.functorch_level() is not None:
                     return func(*args, **kwargs)
                 is_loops = True
-                if self.after_backward:
-                    self._routine.heard(facts.name, sys._getframe(1))
                 writes = facts.writes or "out" in kwargs
+                if self.after_backward:
+                    self._routine.heard(facts.name, sys._getframe(1), writes=writes or facts.assigns_gradient)
                 if writes and self.watcher is not None:
                     with self._guard:
                         self.watcher(func, args, kwargs)

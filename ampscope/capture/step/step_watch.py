@@ -281,8 +281,8 @@ class StepWatch:
         """Runs the closure of an optimizer."""
         return self._endings.closure(optimizer, call)
 
-    def after_foreign_optimizer(self) -> None:
-        """An optimizer of another model has stepped."""
+    def take_up_listening(self) -> None:
+        """A call that is not heard has ended: of another model's optimizer, of a backward that did not come to run."""
         listening, self._was_listening = self._was_listening, False
         if listening and self._cycle.is_open and not self._cycle.is_busy:
             self._tape.mode.insert()

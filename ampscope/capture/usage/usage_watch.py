@@ -54,6 +54,7 @@ class UsageWatch:
         self._moved_unscaled = False  # the loop itself moves weights, by what does not depend on a scaler's scale
         self._latest_step = 0  # that was attempted
         self._has_scaler = False
+        self._is_known = True  # it is what it was in a step that was heard
         self._is_heard = True  # the loop's own work on gradients
         self._unscales_by_hand = False  # as far as it was heard
 
@@ -69,7 +70,7 @@ class UsageWatch:
         """A watched forward begins after a step."""
         self._losses.clear()
         self._edits.new_iteration()
-        self._scaled, self._is_heard = False, True
+        self._scaled, self._is_heard, self._is_known = False, True, True
 
     def before_backward(self, roots: list[Tensor], seeds: list[Tensor], *, under_autocast: bool, several: bool) -> None:
         """A backward begins.
@@ -140,9 +141,14 @@ class UsageWatch:
         if self._values.dependence_of(loss) != CONSTANT:
             self._edits.function_ran(torch.mul, (loss, scale), {}, result)
 
-    def is_unheard(self) -> None:
-        """What the loop does to its gradients is not told: it is what it has done before."""
-        self._is_heard = False
+    def is_unheard(self, *, known: bool = True) -> None:
+        """What the loop does to its gradients is not told: it is what it has done before, if it is ``known``."""
+        self._is_heard, self._is_known = False, known
+
+    @property
+    def scales_by_hand(self) -> bool:
+        """Whether the loop multiplies its losses by a scale of its own, so that gradients hold one."""
+        return self._by_hand.in_gradients
 
     def edited(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         """A torch function ran between the unscaling of gradients and the scaler's update."""
@@ -268,6 +274,8 @@ class UsageWatch:
         """``optimizer.step`` was called without the scaler."""
         parameters = _parameters(optimizer)
         self._by_hand.judged = True
+        if not self._is_known:
+            return
         if self._is_heard:
             unscaled = self._values.any_unscaled(p.grad for p in parameters if p.grad is not None)
             self._unscales_by_hand = unscaled or self._moved_unscaled

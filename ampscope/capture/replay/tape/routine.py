@@ -15,12 +15,13 @@ from torch import Tensor
 
 from ampscope.capture.torch_support.local_shards import PLAIN
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 
 #: The first steps are heard, and at least as many that went well.
 FIRST_STEPS, FIRST_GOOD_STEPS = 8, 3
-#: Steps that are heard after one that went wrong, or was not as those before.
-ALERT_STEPS = 8
+#: Steps that are heard after one that went wrong, or was not as those before; of the latter ever more, up to so many.
+ALERT_STEPS, MOST_ALERT_STEPS = 8, 64
 #: Functions that set tensors to zero.
 EMPTYING = frozenset(("zero_", "_foreach_zero_"))
 #: Beginnings of steps that are remembered.
@@ -58,10 +59,13 @@ class Routine:
             False: False,
         }  # by whether it was traced: the latest step heard did what was known
         self._good = self._alert = self._number = 0
+        self._missed, self._patience = False, ALERT_STEPS  # the step was heard too late to know all that it did
         self._was_traced = self._is_traced = False
         self._backwards = 0
         self._read_later: set[int] = set()  # backwards after which the loop computes what a later one begins from
         self._written: tuple[int, int, int] | None = None
+        self._gradients = 0
+        self._changes = False  # the loop was heard to write or assign something after the latest backward
         self._clipped: set[int] = set()  # ways that end with a backward whose gradients the loop has then changed
         self._after_backward = 0  # the present way as the latest backward has ended
         self.always = self.edits = self.emptied = False
@@ -69,6 +73,7 @@ class Routine:
     def begin(self, number: int) -> None:
         """Step ``number`` of the process begins."""
         self._number, self._program, self._backwards, self._written = number, 0, 0, None
+        self._missed = self._changes = False
         self._way, self._gone = 0, []
         if self._revision != self._models.revision:
             self._revision, self._settled = self._models.revision, {True: False, False: False}
@@ -107,8 +112,9 @@ class Routine:
         """Whether the loop may change the gradients that the latest backward has left, before an optimizer steps."""
         return self._awake or self._way in self._clipped
 
-    def heard(self, name: str, frame: FrameType | None) -> None:
-        """A torch function was called in a frame, after a backward."""
+    def heard(self, name: str, frame: FrameType | None, *, writes: bool) -> None:
+        """A torch function was called in a frame, after a backward; ``writes``: it writes or assigns something."""
+        self._changes = self._changes or writes
         self.emptied = self.emptied or name in EMPTYING
         above = frame.f_back if frame is not None else None
         where = (id(frame.f_code), frame.f_lineno) if frame is not None else None
@@ -139,13 +145,19 @@ class Routine:
         self._gone.append(way)
         if self._awake or way in self._known:
             return True
-        self._awake, self._alert = True, ALERT_STEPS
+        self._awake = self._missed = True
+        self._alert, self._patience = self._patience, min(2 * self._patience, MOST_ALERT_STEPS)
         return False
 
     def _counts(self) -> tuple[int, int, int]:
-        """How many gradients there are, and how often they and the weights were written."""
+        """Which gradients there are, and how often they and the weights were written."""
         gradients = [gradient for weight in self._weights if (gradient := weight.grad) is not None]
-        return len(gradients), sum(map(_version, gradients)), sum(map(_version, self._weights))
+        self._gradients = len(gradients)
+        try:
+            written = sum(map(_version, gradients)), sum(map(_version, self._weights))
+        except RuntimeError:  # tensors made in inference mode have no counter
+            written = sum(map(version_counter, gradients)), sum(map(version_counter, self._weights))
+        return hash(tuple(map(id, gradients))), *written
 
     def _writes(self) -> object:
         """What was written since it was asked last: how often each gradient, and how many weights.
@@ -156,23 +168,30 @@ class Routine:
             return self._is_traced
         before, self._written = self._written, self._counts()
         now = self._written
-        if now[:2] != before[:2] and self._awake:
+        if now[:2] != before[:2]:
             self._clipped.add(self._after_backward)
         if before[0] != now[0]:
             return "other gradients", now[2] - before[2]
-        return divmod(now[1] - before[1], now[0] or 1), now[2] - before[2]
+        return divmod(now[1] - before[1], self._gradients or 1), now[2] - before[2]
+
+    def forget(self) -> None:
+        """No step goes on: keeps no weight alive."""
+        self._weights = []
 
     def end(self, *, bad: bool) -> None:
         """The step is over; ``bad``: it went wrong, was skipped, or has moved nothing."""
         self._alert = max(self._alert - 1, 0)
+        if self._changes:
+            self._clipped.add(self._after_backward)
         if bad or self.emptied:
-            self._alert = ALERT_STEPS
-        elif self._awake:
+            self._alert = max(self._alert, ALERT_STEPS)
+        elif self._awake and not self._missed:
             done = self._way, self._program
             self._settled[self._is_traced] = done in self._programs
             if len(self._known) > _MOST_KNOWN:
                 self._known.clear()
                 self._programs.clear()
+                self._clipped.clear()
             self._known.update(self._gone)
             self._programs.add(done)
             self._good += 1

@@ -46,6 +46,7 @@ class TapedStep(NamedTuple):
     updates: tuple[tuple[str, EarlierResult], ...] = ()  #: by which the loop moves weights, by names of these
     edits_weights: Callable[[], bool] = bool  #: whether forward does, behind their change counters; waits
     in_force: tuple[Any, ...] = ()  #: what its loss code did otherwise than it is written, see `LiveChange`
+    recalled: bool = False  #: nobody heard what the loop did to its gradients: it is taken from another step
     edited: bool = False  #: it ends with what the loop did to the gradients, not with the last backward
 
     def with_edits(self, models: Models) -> TapedStep | None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events.calls import BareStep, ScalerCall
 from ampscope.capture.events.observer import StepObserver
@@ -31,7 +32,7 @@ from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.optimizer_view import stand_in, tells_of_steps
+from ampscope.capture.torch_support.optimizer_view import OptimizerView, stand_in, tells_of_steps
 from ampscope.capture.torch_support.readback import Parcel
 from ampscope.capture.torch_support.torch_private import scaler_found_inf
 from ampscope.capture.torch_support.user_line import Place
@@ -128,12 +129,18 @@ class Attempts:
 
     def backward_ended(self) -> None:
         """Gradients are there: notes their norms where no scaler will, before the loop clips them."""
-        if self.cycle.opened.scaler is None and self.tape.routine.may_change_gradients:
+        may_be_clipped = self.cycle.opened.scaler is None and self.tape.routine.may_change_gradients
+        if may_be_clipped and not self.tape.scales_by_hand:
             with self.own, self.guard:
                 known = self.optimizers.by_number().values()
                 whose: dict[int | None, Any] = {id(each): each for each in known}
                 norms = {key: gradients.total_norm(each) for key, each in (whose or self._all()).items()}
                 self.cycle.opened.given_norms = {key: norm for key, norm in norms.items() if norm is not None}
+
+    def _is_all(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer steps all that is trained."""
+        held = set(map(id, OptimizerView(optimizer).parameters))
+        return held.issuperset(map(id, self.models.trained()))
 
     def _all(self) -> dict[int | None, Any]:
         """In the place of an optimizer, before the first has stepped."""
@@ -173,8 +180,9 @@ class Attempts:
     def check(self, attempt: StepAttempt, recording: TapedStep | None = None) -> None:
         """Judges the gradients by their norm; with a ``recording`` from when they were given."""
         with self.guard:
-            given = attempt.opened.given_norms
-            attempt.unclipped = given.get(id(attempt.optimizer), given.get(None))
+            attempt.unclipped = attempt.opened.given_norms.get(id(attempt.optimizer))
+            if None in attempt.opened.given_norms and self._is_all(attempt.optimizer):
+                attempt.unclipped = attempt.opened.given_norms[None]
             attempt.norm = gradients.total_norm(attempt.optimizer)
             attempt.opened.send(attempt.norm)
             self.found(attempt, verdict.of_unscaled_step(attempt, self.models), recording)
@@ -193,7 +201,9 @@ class Attempts:
                 attempt.norm = attempt.opened.edited[id(attempt.optimizer)]
                 self.tape.write_edits()
                 self.found(attempt, edited)
-            elif not attempt.bad and len(self.optimizers) <= 1:
+            elif len(self.optimizers) > 1:
+                self.tape.forget_edits()
+            elif not attempt.bad:
                 self.tape.learn_edits()
             if edits is not None:
                 edits.judged(attempt.optimizer)

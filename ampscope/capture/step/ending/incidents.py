@@ -32,6 +32,11 @@ from ampscope.provenance import absorbed, reaches_loss
 from ampscope.trace.schema import Change, EventKind, ReplayStatus, Source, Trial, Trigger, source_of
 from ampscope.trace.vocabulary import SEEN_LIVE
 
+#: Why a step is not explained whose gradients the loop has spoilt.
+UNHEARD = (
+    "the gradients came out finite: the loop spoilt them by something that it had not done in the steps before; "
+    "from here on it is listened to again"
+)
 #: Incidents only where the step suffers from them: a state may hold an infinity on purpose.
 _NO_TIME_LEFT = "earlier replays have used up the time set aside for them"
 _OF_STATE = (Trigger.NONFINITE_CARRIED, Trigger.CARRIED_READ)
@@ -131,9 +136,14 @@ class Incidents:
         unexplained = symptom.gradients and outcome.finite and outcome.status is not ReplayStatus.RECEIVED
         edited = recording.with_edits(self._models) if unexplained else None
         if edited is not None:
+            as_given = outcome
             tracer.release()
+            outcome, tracer = self._run_again(edited, symptom)
+            if edited.recalled and outcome.status is not ReplayStatus.EXACT:  # in this step it did something else
+                tracer.release()
+                as_given.reason = UNHEARD
+                return as_given, None, recording
             recording = edited
-            outcome, tracer = self._run_again(recording, symptom)
         outcome.bad_rows = tracer.bad_rows
         rows = None
         if outcome.status is not ReplayStatus.UNAVAILABLE and not outcome.failed_elsewhere:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -97,7 +97,8 @@ def facts_of(func: Callable[..., Any]) -> FunctionFacts:
         gives_to_python=gives_to_python(func),
         is_of_gradient=getattr(func, "__self__", None) is _GRADIENT,
     )
-    if not isinstance(func, MethodType):  # which would keep its object alive
+    # what belongs to an object, or closes over others, would keep them alive
+    if not isinstance(func, (MethodType, partial)) and getattr(func, "__closure__", None) is None:
         if len(known_facts) >= _MOST_FACTS:
             known_facts.clear()
         known_facts[func] = facts
