@@ -73,5 +73,5 @@ class AmpEffect(StepObserver):
         if self._form is not None and not self._is_over:
             self._is_over = True
             tensors = ", ".join(sorted({device.type for device in self._models.devices}))
-            found = {"device": self._device, "tensors": tensors, "scaler": self._scaler_is_off}
+            found = {"device": self._device, "tensors": tensors, "scaler_is_off": self._scaler_is_off}
             self._report(Mistake(Cause.AMP_WITHOUT_EFFECT, self._place, 0, self._form, found))

@@ -13,12 +13,12 @@ from ampscope.analysis.causes.range.underflow import UpdatesLost, updates_lost
 from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.causes.state import StandsStill
 from ampscope.analysis.causes.usage.forms import UNSCALE_FIRST, in_loop
-from ampscope.analysis.causes.usage.reasons import HalfState, LearningRateMoved, OptimizerRestored, ScaleForgotten
-from ampscope.analysis.causes.usage.without_effect import (
-    amp_without_effect,
-    not_cleared,
-    not_reduced,
-    nothing_trains,
+from ampscope.analysis.causes.usage.reasons import (
+    HalfState,
+    LearningRateMoved,
+    OptimizerRestored,
+    ScaleForgotten,
+    without_effect,
 )
 from ampscope.analysis.origin.lost_upstream import divides_by_what_was_zero
 from ampscope.analysis.origin.op_facts import Executed
@@ -291,7 +291,7 @@ ENTRIES = (
         cause=Cause.NOTHING_TRAINS,
         noun=MISTAKES_IN_WORDS[Cause.NOTHING_TRAINS],
         correct="Gradients reach the optimizer's parameters, and its steps move them",
-        sentence=nothing_trains,
+        sentence="The optimizer steps, and trains nothing.",
         remedies=(
             in_loop(
                 text="Follow one step by hand: which parameters get a gradient, and which of them move.",
@@ -307,7 +307,10 @@ ENTRIES = (
         cause=Cause.GRADIENTS_NOT_CLEARED,
         noun=MISTAKES_IN_WORDS[Cause.GRADIENTS_NOT_CLEARED],
         correct="Gradients are cleared once for each optimizer step",
-        sentence=not_cleared,
+        sentence=without_effect(
+            "Backward adds to gradients, and nothing has cleared them for {seen.attempts:,} steps: each step is made "
+            "with the sum of the gradients of all batches so far, most of which belong to weights that are long gone."
+        ),
         remedies=(
             in_loop(
                 text="Clear the gradients before the backward of each step, or right after the step.",
@@ -320,7 +323,12 @@ ENTRIES = (
         cause=Cause.RANKS_NOT_REDUCED,
         noun=MISTAKES_IN_WORDS[Cause.RANKS_NOT_REDUCED],
         correct="A model is wrapped when it has the parameters that it is trained with",
-        sentence=not_reduced,
+        sentence=without_effect(
+            "DistributedDataParallel was built with other parameters than the model's {seen.whose}, so backward does "
+            "not reduce their gradients of {seen.ranks:,} ranks: each rank trains on its own data alone, and their "
+            "weights part. The parameters were put there after the model was wrapped, as conversions, new layers and "
+            "moves to another device do."
+        ),
         remedies=(
             in_loop(
                 text="Move, convert and complete the model first, and wrap it last.",
@@ -334,7 +342,7 @@ ENTRIES = (
         cause=Cause.AMP_WITHOUT_EFFECT,
         noun=MISTAKES_IN_WORDS[Cause.AMP_WITHOUT_EFFECT],
         correct="Where mixed precision is asked for, ops run in half precision",
-        sentence=amp_without_effect,
+        sentence="Autocast or a GradScaler was asked for. No op runs in half precision.",
         remedies=(
             in_loop(
                 text="Call the model inside a region for the device that it is on, or drop autocast and the scaler.",
