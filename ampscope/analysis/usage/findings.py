@@ -117,7 +117,7 @@ def _is_over(run: Run, rank: int, row: FindingRow) -> bool:
     """Whether gradients have reached an optimizer after all, or it is `_amp_without_effect` that tells of the row."""
     if row.cause != Cause.NOTHING_TRAINS or details(row.evidence).get("learns"):
         return row.cause == Cause.AMP_WITHOUT_EFFECT
-    came = f"segment = {row.segment} AND grad_norm > 0 AND NOT skipped"
+    came = f"segment = {row.segment} AND coalesce(clipped_grad_norm, grad_norm) > 0 AND NOT skipped"
     return bool(collect_expressions(rank_table(run, Table.STEPS, rank), "step", where=came, limit=1))
 
 

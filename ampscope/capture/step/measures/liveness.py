@@ -190,7 +190,7 @@ class Liveness(StepObserver):
         with self.guard:
             rests = row.lr == 0 and row.lrs is None
             account.resting, account.attempts = account.resting + rests, account.attempts + (not rests)
-            account.learns |= bool(row.grad_norm)
+            account.learns |= bool(row.grad_norm if row.clipped_grad_norm is None else row.clipped_grad_norm)
             account.has_loss |= row.loss != 0
             self._settle(account)
             if not rests and account.attempts in (_ENOUGH, _LONG):
