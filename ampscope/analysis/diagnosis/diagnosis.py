@@ -7,18 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ampscope.analysis.cures.program_lines import program_of
-from ampscope.analysis.diagnosis.checked import checked
 from ampscope.analysis.diagnosis.examined import merged
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.ranks.across_ranks import examined_incidents
 from ampscope.analysis.diagnosis.ranks.apart_replicas import apart_replicas
-from ampscope.analysis.diagnosis.recording_gaps import recording_gaps
 from ampscope.analysis.diagnosis.run_summary import summary
 from ampscope.analysis.diagnosis.silent.risks.risks import risks
 from ampscope.analysis.diagnosis.silent.silent_failures import silent_failures
 from ampscope.analysis.diagnosis.silent.spikes import led_there, spikes
 from ampscope.analysis.diagnosis.state.state_incidents import without_consequences
-from ampscope.analysis.diagnosis.unobserved import not_looked_at, unobserved
+from ampscope.analysis.diagnosis.unobserved import checked, not_looked_at, recording_gaps, unobserved
 from ampscope.analysis.origin.step_graph import Sites
 from ampscope.analysis.overview.healed import cures_made, since_then
 from ampscope.analysis.overview.last_good.last_good import last_good
@@ -110,7 +108,7 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
     newest = max((int(each.step[-1]) for each in history.values() if each.step.size), default=0)
     info = replace(run_info(run, world, history), loop_step=of_loop(newest))
     cures = cures_made(run, sampled)
-    gaps = " ".join(recording_gaps(run, world))
+    gaps = recording_gaps(run, world)
     unseen = "" if primary else unobserved(run, sampled, info.steps)
     looked, unlooked = checked(run, sampled), not_looked_at(run)
     if primary is None or _is_risk(primary):  # what is not known may be worse than what is expected
