@@ -64,9 +64,6 @@ def judged(run: Run) -> Diagnosis:
 
     What is told has no `Incident.last_good`, and the ranks of a job have no story.
 
-    Args:
-        run: The run.
-
     Raises:
         RunDamaged: a part of it cannot be read.
     """

@@ -60,11 +60,7 @@ class SkipRun:
 
 
 class Skips:
-    """The runs of skipped steps among the attempts of one optimizer, looked at one by one: a long run has many.
-
-    Args:
-        history: The attempts.
-    """
+    """The runs of skipped steps among the attempts of one optimizer, looked at one by one: a long run has many."""
 
     def __init__(self, history: History) -> None:
         self._history = history
