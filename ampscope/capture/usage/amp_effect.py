@@ -17,13 +17,7 @@ _ENOUGH = 8
 
 
 class AmpEffect(StepObserver):
-    """Looks whether some step begins in an autocast region that is on where the model is.
-
-    Args:
-        models: The watched models.
-        report: Takes what is found.
-        guard: Catches faults in looking.
-    """
+    """Looks whether some step begins in an autocast region that is on where the model is."""
 
     def __init__(self, models: Models, report: ReportMistake, guard: Guard) -> None:
         self.guard = guard

@@ -98,14 +98,7 @@ class _Account:
 
 
 class Liveness(StepObserver):
-    """Follows each optimizer until it trains.
-
-    Args:
-        models: The watched models.
-        readback: Brings values from the device.
-        report: Takes what is found.
-        guard: Catches faults in looking.
-    """
+    """Follows each optimizer until it trains."""
 
     def __init__(self, models: Models, readback: Readback, report: ReportMistake, guard: Guard) -> None:
         self.guard = guard
