@@ -182,7 +182,7 @@ def _primary(incidents: Sequence[Incident], mistakes: Sequence[Finding]) -> Inci
     entries: list[Incident | Finding] = [*blamed, *incidents]
     matter = [entry for entry in entries if entry.severity is not Severity.INFO]
     order = {Severity.ERROR: 0, Severity.WARNING: 1}
-    return min(matter, key=lambda each: (order[each.severity], _follows(each), *_due(each), each.rank), default=None)
+    return min(matter, key=lambda each: (order[each.severity], *_due(each), each.rank), default=None)
 
 
 def _holds(run: Run, mistake: Finding) -> bool:
@@ -191,15 +191,10 @@ def _holds(run: Run, mistake: Finding) -> bool:
     return mistake.cause is not Cause.RANKS_NOT_REDUCED or not ranks.groups or bool(ranks.apart)
 
 
-def _follows(entry: Incident | Finding) -> bool:
-    """Whether another failure or mistake would be why."""
-    return entry.cause is Cause.NOTHING_TRAINS
-
-
-def _due(entry: Incident | Finding) -> tuple[bool, int]:
-    """Whether it is a risk alone, and when it was, or is to be expected."""
+def _due(entry: Incident | Finding) -> tuple[bool, bool, int]:
+    """Whether another failure would be why, whether it is a risk alone, and when it was, or is to be expected."""
     expected = entry.forecast_step if isinstance(entry, Incident) else None
-    return _is_risk(entry), entry.step if expected is None else expected
+    return entry.cause is Cause.NOTHING_TRAINS, _is_risk(entry), entry.step if expected is None else expected
 
 
 def _made_in_forward(incident: Incident) -> bool:
