@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
@@ -70,20 +71,12 @@ class ChangedSince(Reason):
         return f"What {gave} gave was finite, yet {read} read a non-finite value there"
 
 
-def _input(op: Executed) -> Match | None:
-    return Match(Cause.BAD_INPUT, CameIn(name=op.site.name)) if op.site.op == Node.INPUT else None
+def _enters(node: Node, cause: Cause) -> OpRule:
+    def match(op: Executed) -> Match | None:
+        came = CameIn(name=op.site.name, carried=node is Node.CARRIED)
+        return Match(cause, came) if op.site.op == node else None
 
-
-def _state(op: Executed) -> Match | None:
-    return Match(Cause.BAD_INPUT, CameIn(name=op.site.name, carried=True)) if op.site.op == Node.CARRIED else None
-
-
-def _weight(op: Executed) -> Match | None:
-    return Match(Cause.BAD_WEIGHT, CameIn(name=op.site.name)) if op.site.op == Node.PARAMETER else None
-
-
-def _buffer(op: Executed) -> Match | None:
-    return Match(Cause.BAD_BUFFER, CameIn(name=op.site.name)) if op.site.op == Node.BUFFER else None
+    return OpRule(Turn.ENTRY, match, by_operands=False)
 
 
 def _received(op: Executed) -> Match | None:
@@ -114,14 +107,6 @@ def _bad_input(occurrence: Occurrence) -> str:
     if isinstance(reason, CameIn) and reason.rows:
         return f"{text}, at index {', '.join(map(str, reason.rows))} of its first dimension."
     return f"{text}."
-
-
-def _bad_weight(occurrence: Occurrence) -> str:
-    return _bad_state("parameter", occurrence)
-
-
-def _bad_buffer(occurrence: Occurrence) -> str:
-    return _bad_state("buffer", occurrence)
 
 
 def _bad_state(kind: str, occurrence: Occurrence) -> str:
@@ -235,21 +220,21 @@ ENTRIES = (
         noun="a batch that was already bad",
         sentence=_bad_input,
         remedies=_clean_input,
-        rules=(OpRule(Turn.ENTRY, _input, by_operands=False), OpRule(Turn.ENTRY, _state, by_operands=False)),
+        rules=(_enters(Node.INPUT, Cause.BAD_INPUT), _enters(Node.CARRIED, Cause.BAD_INPUT)),
     ),
     CauseEntry(
         cause=Cause.BAD_WEIGHT,
         noun="a weight that was already bad",
-        sentence=_bad_weight,
+        sentence=partial(_bad_state, "parameter"),
         remedies=_clean_weight,
-        rules=(OpRule(Turn.ENTRY, _weight, by_operands=False),),
+        rules=(_enters(Node.PARAMETER, Cause.BAD_WEIGHT),),
     ),
     CauseEntry(
         cause=Cause.BAD_BUFFER,
         noun="a buffer that was already bad",
-        sentence=_bad_buffer,
+        sentence=partial(_bad_state, "buffer"),
         remedies=_clean_buffer,
-        rules=(OpRule(Turn.ENTRY, _buffer, by_operands=False),),
+        rules=(_enters(Node.BUFFER, Cause.BAD_BUFFER),),
     ),
     CauseEntry(
         cause=Cause.RECEIVED,

@@ -20,11 +20,7 @@ ROUNDING = 4.0
 
 
 def remedies(tried: Sequence[Tried]) -> Iterator[Remedy]:
-    """The forms that were tried, as advice: what cured every step on which it was tried, and what did not help.
-
-    Args:
-        tried: The replays.
-    """
+    """The forms that were tried, as advice: what cured every step on which it was tried, and what did not help."""
     by_words: dict[str, _Group] = {}
     for each in tried:
         if each.change == Change.FORM and each.form is not None and each.outcome != Trial.UNAVAILABLE:

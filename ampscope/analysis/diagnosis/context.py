@@ -43,11 +43,7 @@ _ANOTHER = frozenset({How.GIVEN, How.DRAWN, How.CALLS})
 
 
 class Context:
-    """The steps around the incidents of one rank.
-
-    Args:
-        history: The steps, by optimizer.
-    """
+    """The steps around the incidents of one rank."""
 
     def __init__(self, history: Mapping[int, History]) -> None:
         self._history = history

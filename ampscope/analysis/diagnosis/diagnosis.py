@@ -7,18 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ampscope.analysis.cures.program_lines import program_of
-from ampscope.analysis.diagnosis.checked import checked
 from ampscope.analysis.diagnosis.examined import merged
 from ampscope.analysis.diagnosis.harmless_values import harmless_values
 from ampscope.analysis.diagnosis.ranks.across_ranks import examined_incidents
 from ampscope.analysis.diagnosis.ranks.apart_replicas import apart_replicas
-from ampscope.analysis.diagnosis.recording_gaps import recording_gaps
 from ampscope.analysis.diagnosis.run_summary import summary
 from ampscope.analysis.diagnosis.silent.risks.risks import risks
 from ampscope.analysis.diagnosis.silent.silent_failures import silent_failures
 from ampscope.analysis.diagnosis.silent.spikes import led_there, spikes
 from ampscope.analysis.diagnosis.state.state_incidents import without_consequences
-from ampscope.analysis.diagnosis.unobserved import not_looked_at, unobserved
+from ampscope.analysis.diagnosis.unobserved import checked, not_looked_at, recording_gaps, unobserved
 from ampscope.analysis.origin.step_graph import Sites
 from ampscope.analysis.overview.healed import cures_made, since_then
 from ampscope.analysis.overview.last_good.last_good import last_good
@@ -66,9 +64,6 @@ def judged(run: Run) -> Diagnosis:
 
     What is told has no `Incident.last_good`, and the ranks of a job have no story.
 
-    Args:
-        run: The run.
-
     Raises:
         RunDamaged: a part of it cannot be read.
     """
@@ -110,7 +105,7 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
     newest = max((int(each.step[-1]) for each in history.values() if each.step.size), default=0)
     info = replace(run_info(run, world, history), loop_step=of_loop(newest))
     cures = cures_made(run, sampled)
-    gaps = " ".join(recording_gaps(run, world))
+    gaps = recording_gaps(run, world)
     unseen = "" if primary else unobserved(run, sampled, info.steps)
     looked, unlooked = checked(run, sampled), not_looked_at(run)
     if primary is None or _is_risk(primary):  # what is not known may be worse than what is expected
@@ -187,7 +182,7 @@ def _primary(incidents: Sequence[Incident], mistakes: Sequence[Finding]) -> Inci
     entries: list[Incident | Finding] = [*blamed, *incidents]
     matter = [entry for entry in entries if entry.severity is not Severity.INFO]
     order = {Severity.ERROR: 0, Severity.WARNING: 1}
-    return min(matter, key=lambda each: (order[each.severity], _follows(each), *_due(each), each.rank), default=None)
+    return min(matter, key=lambda each: (order[each.severity], *_due(each), each.rank), default=None)
 
 
 def _holds(run: Run, mistake: Finding) -> bool:
@@ -196,15 +191,10 @@ def _holds(run: Run, mistake: Finding) -> bool:
     return mistake.cause is not Cause.RANKS_NOT_REDUCED or not ranks.groups or bool(ranks.apart)
 
 
-def _follows(entry: Incident | Finding) -> bool:
-    """Whether another failure or mistake would be why."""
-    return entry.cause is Cause.NOTHING_TRAINS
-
-
-def _due(entry: Incident | Finding) -> tuple[bool, int]:
-    """Whether it is a risk alone, and when it was, or is to be expected."""
+def _due(entry: Incident | Finding) -> tuple[bool, bool, int]:
+    """Whether another failure would be why, whether it is a risk alone, and when it was, or is to be expected."""
     expected = entry.forecast_step if isinstance(entry, Incident) else None
-    return _is_risk(entry), entry.step if expected is None else expected
+    return entry.cause is Cause.NOTHING_TRAINS, _is_risk(entry), entry.step if expected is None else expected
 
 
 def _made_in_forward(incident: Incident) -> bool:

@@ -40,13 +40,7 @@ MOST_OTHERS = 3
 
 
 class Examiner:
-    """Examines the incidents of one rank.
-
-    Args:
-        run: The run.
-        rank: The rank.
-        history: Its steps, by optimizer.
-    """
+    """Examines the incidents of one rank."""
 
     def __init__(self, run: Run, rank: int, history: Mapping[int, History]) -> None:
         self._run = run

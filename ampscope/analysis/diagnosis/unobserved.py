@@ -1,16 +1,31 @@
-"""Runs of which nothing was seen that would allow a verdict, and what to do about it."""
+"""How much of a run was looked at, why the rest was not, and what to do about it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import narwhals as nw
 
-from ampscope.analysis.tables.lazy_tables import collect, collect_groups, rank_table
+from ampscope.analysis.overview.ranks.steps_by_rank import steps_by_rank
+from ampscope.analysis.overview.ranks.world import World
+from ampscope.analysis.results import Checked
+from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, collect_groups, rank_table
 from ampscope.analysis.words.rank_words import ranks_in_words
+from ampscope.trace.files.folder_lock import is_locked
+from ampscope.trace.files.layout import rank_folder
+from ampscope.trace.files.recording_end import recording_ends
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import EventKind, Table
-from ampscope.trace.vocabulary import BESIDE, DEVICE_FAILED, STEP_RECORD, STEP_TAPE, SWITCHED_OFF
+from ampscope.trace.vocabulary import (
+    BESIDE,
+    DEVICE_FAILED,
+    LOOK_EVERY,
+    STATE_LOOK,
+    STEP_RECORD,
+    STEP_TAPE,
+    SWITCHED_OFF,
+)
 
 _STARTING = "Nothing was observed yet: the process is alive, and no optimizer step of the model was seen so far."
 _NO_STEP = (
@@ -22,13 +37,26 @@ _FAULT = (
     "That is a fault of AMPscope, which the training does not feel: report it with this text, and watch the next run "
     "to know."
 )
-
-#: Parts that are told one by one.
-_MOST_TOLD = 12
-
 _OF_DEVICE = (
     "That is an error of the training's own: run it with CUDA_LAUNCH_BLOCKING=1, and the traceback shows what failed."
 )
+#: Parts that are told one by one.
+_MOST_TOLD = 12
+_JUDGED = "grad_norm IS NOT NULL OR found_inf IS NOT NULL OR averaged IS NOT NULL"
+#: As `StateWatch` has it: after steps 0, 1, 2, 4, ... and then every so many, where the optimizer stepped.
+_LOOKED = f"NOT skipped AND (step % {LOOK_EVERY} = 0 OR (step < {LOOK_EVERY} AND (step & (step - 1)) = 0))"
+
+
+def checked(run: Run, rank: int) -> Checked:
+    """How much of a run was looked at, counted from the rows of a rank."""
+    off = f"starts_with(text, '{STATE_LOOK} {SWITCHED_OFF}')"
+    ends = f"count(CASE WHEN kind = '{EventKind.CLOSE}' THEN 1 END), min(CASE WHEN {off} THEN step END)"
+    ((closed, until),) = collect_expressions(rank_table(run, Table.EVENTS, rank), ends)
+    looked = _LOOKED if until is None else f"{_LOOKED} AND step < {until}"
+    counts = f"count_if(traced <> ''), count_if({_JUDGED}), count_if({looked}), max(step) - min(step) + 1 - count(*)"
+    counted = collect_groups(rank_table(run, Table.STEPS, rank), f"optimizer, {counts}", "optimizer")
+    _, traced, gradients, looks, lost = (sum(column) for column in zip(*counted, strict=True)) if counted else [0] * 5
+    return Checked(traced=traced, gradients=gradients, state_looks=looks + (closed if until is None else 0), lost=lost)
 
 
 def unobserved(run: Run, rank: int, steps: int) -> str:
@@ -50,17 +78,39 @@ def unobserved(run: Run, rank: int, steps: int) -> str:
 
 
 def not_looked_at(run: Run) -> tuple[str, ...]:
-    """Why not all of a run was looked at that should have been, in sentences; whatever it was, it is not just healthy.
-
-    Args:
-        run: The run.
-    """
+    """Why not all of a run was looked at that should have been, in sentences; such a run is not just healthy."""
     where = f"kind = '{EventKind.WARNING}' AND contains(text, '{SWITCHED_OFF}')"
     columns = 'text, min(step) AS since, list(DISTINCT "rank") AS ranks'
     found = collect_groups(run.table(Table.EVENTS), columns, "text", where=where, order="since, text", limit=_MOST_TOLD)
     off = [each for each in found if not each[0].startswith(BESIDE)]
     told = [_told_off(text, step, ranks if len(run.ranks) > 1 else ()) for text, step, ranks in off]
     return *told, *dict.fromkeys(_whose(text) for text, *_ in off)
+
+
+def recording_gaps(run: Run, world: World) -> str:
+    """Parts of a run that were to be recorded and were not, with what to do; such a run is never called healthy."""
+    steps, found = steps_by_rank(run), []
+    for rank in world.present:
+        last = steps[rank].last if rank in steps else None
+        whose = f" on rank {rank:,}" if world.is_shared else ""
+        for end in recording_ends(rank_folder(run.path, rank)):
+            since = "before the first step" if last is None else f"after step {last:,}"
+            if any(segment.started > end.time for segment in run.manifest.segments):
+                since = "in an earlier part of the run"
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(end.time))
+            found.append(
+                f"Recording ended{whose} {since}, at {at} ({end.why}): what the training did then is not known. "
+                "Make room, or give dir= a folder on another disk, and watch again."
+            )
+    silent = [rank for rank in world.present if rank not in steps and not is_locked(rank_folder(run.path, rank))]
+    if silent and len(silent) < len(world.present):
+        alone = "" if len(world.present) - len(silent) > 1 else ", so nothing was compared"
+        who = ranks_in_words(silent)
+        found.append(
+            f"{who[:1].upper()}{who[1:]} recorded no step{alone}: a process that ended right after ampscope.watch, or "
+            "that never called the model. Its own output tells why."
+        )
+    return " ".join(found)
 
 
 def _told_off(text: str, step: int, ranks: Sequence[int]) -> str:

@@ -36,12 +36,7 @@ class Closeup:
 
 
 def closeup(run: Run, item: Incident | Finding) -> Closeup:
-    """The surroundings of an incident or finding.
-
-    Args:
-        run: The run.
-        item: One of its diagnosis.
-    """
+    """The surroundings of an incident or finding."""
     sites = Sites(run, item.rank)
     lines = _lines(sites.rows.values(), item.source)
     if not isinstance(item, Incident) or not item.path or not item.traced:

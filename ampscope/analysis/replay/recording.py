@@ -188,11 +188,7 @@ def _modules(sites: tuple[SiteRow, ...], site: IntArray) -> tuple[tuple[str, ...
 
 
 class _Measured:
-    """What was measured of each output.
-
-    Args:
-        ops: Its rows.
-    """
+    """What was measured of each output."""
 
     def __init__(self, ops: Columns) -> None:
         low, high = ops.floats("min"), ops.floats("max")

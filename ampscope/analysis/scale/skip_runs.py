@@ -59,18 +59,8 @@ class SkipRun:
         return Cause.BENIGN_INITIAL_CALIBRATION if early else Cause.BENIGN_SCALE_ADJUSTMENT
 
 
-def skip_runs(history: History) -> list[SkipRun]:
-    """The runs of skipped steps among the attempts of one optimizer, in order."""
-    skips = Skips(history)
-    return [skips.run(number) for number in range(len(skips))]
-
-
 class Skips:
-    """The runs of skipped steps among the attempts of one optimizer, looked at one by one: a long run has many.
-
-    Args:
-        history: The attempts.
-    """
+    """The runs of skipped steps among the attempts of one optimizer, looked at one by one: a long run has many."""
 
     def __init__(self, history: History) -> None:
         self._history = history

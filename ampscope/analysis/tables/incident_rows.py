@@ -14,12 +14,7 @@ MOST_AT_ONCE = 2000
 
 
 class IncidentRows:
-    """The rows of one rank.
-
-    Args:
-        run: The run.
-        rank: The rank.
-    """
+    """The rows of one rank."""
 
     def __init__(self, run: Run, rank: int) -> None:
         self._run = run

@@ -11,11 +11,7 @@ _NAMED = 3
 
 
 def only_recorded(run: Run) -> str:
-    """A note that values elsewhere could not be judged before anything broke; empty where all is recorded.
-
-    Args:
-        run: The run.
-    """
+    """A note that values elsewhere could not be judged before anything broke; empty where all is recorded."""
     asked = {name: run.manifest.configuration.get(name) for name in _CHOOSING}
     told = [f"{name}={_named(patterns)}" for name, patterns in asked.items() if patterns]
     if not told:

@@ -61,9 +61,9 @@ def measured(steps: Columns, column: str) -> tuple[IntArray, FloatArray]:
     return steps.ints("step")[known], steps.floats(column)[known]
 
 
-def log2_curve(steps: Columns, column: str = "scale") -> Curve:
-    """The base-2 logarithm of a positive column; zero and negative values count as not finite."""
-    at, values = measured(steps, column)
+def log2_curve(steps: Columns) -> Curve:
+    """The base-2 logarithm of the loss scale; zero and negative values count as not finite."""
+    at, values = measured(steps, "scale")
     positive = values > 0
     logs = np.full(len(values), math.nan)
     logs[positive] = np.log2(values[positive])

@@ -35,12 +35,7 @@ def ops_by_dtype(run: Run, rank: int, sites: Sequence[SiteRow]) -> tuple[tuple[s
 
 
 def without_region(sites: Sequence[SiteRow], history: Mapping[int, History]) -> MistakeForm | None:
-    """How mixed precision came to nothing, of a run without an op in half; None where nobody asked for it.
-
-    Args:
-        sites: The program points of the run.
-        history: Its steps, by optimizer.
-    """
+    """How mixed precision came to nothing, of a run without an op in half; None where nobody asked for it."""
     ops = [site for site in sites if site.phase == Phase.FORWARD and _is_op(site)]
     forward = [site for site in ops if not _FLOATS.isdisjoint(site.out_dtypes)]
     castable = [site for site in forward if any(part in site.op for part in _CAST)]

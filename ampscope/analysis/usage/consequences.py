@@ -16,10 +16,6 @@ def of_mistakes(incidents: Iterable[Incident], mistakes: Sequence[Finding]) -> l
     """The incidents; a loss scale that is too large for a loss that grows with it, with the mistake that makes it so.
 
     Neither a smaller loss nor a smaller scale is the remedy there, but the one of the mistake.
-
-    Args:
-        incidents: What went wrong.
-        mistakes: Those of the run.
     """
     growing = [each for each in mistakes if each.explanation == _GROWS_WITH_SCALE]
     return [_of(each, growing) if each.cause is Cause.SCALE_OVERFLOW else each for each in incidents]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.causes.unknown import Observed
-from ampscope.analysis.causes.usage.reasons import LearningRateMoved, OptimizerRestored, ScaleForgotten
-from ampscope.analysis.causes.usage.without_effect import WithoutEffect
+from ampscope.analysis.causes.usage.reasons import (
+    LearningRateMoved,
+    OptimizerRestored,
+    ScaleForgotten,
+    WithoutEffect,
+)
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.program_lines import program_of
 from ampscope.analysis.origin.step_graph import source_line
@@ -96,18 +100,16 @@ def _recorded(row: FindingRow) -> Finding:
     evidence = details(row.evidence)
     cause = said(Cause, row.cause, Cause.UNKNOWN)
     form = MistakeForm(row.form) if row.form in MistakeForm._value2member_map_ else None
-    reason, framework = _reason(cause, evidence, form), str(evidence.get("framework", ""))
+    reason, framework = _reason(cause, evidence), str(evidence.get("framework", ""))
     return _finding(cause, row.step, source_line(row), form=form, reason=reason, framework=framework)
 
 
-def _reason(cause: Cause, evidence: dict[str, Any], form: MistakeForm | None) -> Reason:
+def _reason(cause: Cause, evidence: dict[str, Any]) -> Reason:
     """What capture saw of a mistake, apart from its form."""
     if evidence.get("optimizer_steps"):
         return OptimizerRestored(steps=evidence["optimizer_steps"])
     if cause in (Cause.NOTHING_TRAINS, Cause.GRADIENTS_NOT_CLEARED, Cause.RANKS_NOT_REDUCED):
-        named, count = tuple(map(str, evidence.get("parameters", ()))), evidence.get("count", 0)
-        times, ranks = evidence.get("attempts", 0), evidence.get("ranks", 0)
-        return WithoutEffect(form=form, parameters=named, count=count, attempts=times, ranks=ranks)
+        return _without_effect(evidence)
     return Observed(sentence=f"evidence: {evidence}") if cause is Cause.UNKNOWN else NOTHING_MORE
 
 
@@ -115,7 +117,7 @@ def _is_over(run: Run, rank: int, row: FindingRow) -> bool:
     """Whether gradients have reached an optimizer after all, or it is `_amp_without_effect` that tells of the row."""
     if row.cause != Cause.NOTHING_TRAINS or details(row.evidence).get("learns"):
         return row.cause == Cause.AMP_WITHOUT_EFFECT
-    came = f"segment = {row.segment} AND grad_norm > 0 AND NOT skipped"
+    came = f"segment = {row.segment} AND coalesce(clipped_grad_norm, grad_norm) > 0 AND NOT skipped"
     return bool(collect_expressions(rank_table(run, Table.STEPS, rank), "step", where=came, limit=1))
 
 
@@ -129,12 +131,13 @@ def _amp_without_effect(
     form = said(MistakeForm, seen.form, MistakeForm.AUTOCAST_OUTSIDE) if seen else without_region(sites, history)
     if ops is None or form is None or not (seen or ops):
         return []
-    known = details(seen.evidence) if seen else {}
-    device, tensors = known.get("device", ""), known.get("tensors", "")
-    off = known.get("scaler") is True
-    reason = WithoutEffect(form=form, device=device, tensors=tensors, scaler_is_off=off, ops=ops)
-    place = source_line(seen) if seen else None
-    return [_finding(Cause.AMP_WITHOUT_EFFECT, seen.step if seen else 0, place, form=form, reason=reason)]
+    step, place, evidence = (seen.step, source_line(seen), details(seen.evidence)) if seen else (0, None, {})
+    reason = replace(_without_effect(evidence), ops=ops)
+    return [_finding(Cause.AMP_WITHOUT_EFFECT, step, place, form=form, reason=reason)]
+
+
+def _without_effect(evidence: Mapping[str, Any]) -> WithoutEffect:
+    return WithoutEffect(**{each.name: evidence[each.name] for each in fields(WithoutEffect) if each.name in evidence})
 
 
 def _finding(

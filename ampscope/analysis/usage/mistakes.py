@@ -15,6 +15,7 @@ from ampscope.analysis.causes.usage.forms import (
     UNSCALE_FIRST,
     FormEntry,
 )
+from ampscope.analysis.causes.usage.reasons import filled_in
 from ampscope.analysis.results import Remedy, SourceLine
 from ampscope.analysis.usage.loop_edits.edits import diff_of
 from ampscope.trace.vocabulary import Cause, MistakeForm
@@ -34,7 +35,7 @@ def happens_once(cause: Cause, form: MistakeForm | None) -> bool:
 
 def explained(cause: Cause, form: MistakeForm | None, reason: Reason = NOTHING_MORE) -> str:
     """What is wrong about it, as exactly as it was seen."""
-    return _form(form).sentence or CATALOGUE[cause].explanation(Occurrence(reason=reason))
+    return filled_in(_form(form).sentence, reason) or CATALOGUE[cause].explanation(Occurrence(reason=reason))
 
 
 def fixes(

@@ -35,12 +35,7 @@ class ResumedScaler:
 
 
 def resumed_scalers(run: Run, rank: int) -> Iterator[ResumedScaler]:
-    """Every scaler of a resumed run that takes the place of one before it.
-
-    Args:
-        run: The run.
-        rank: One of its ranks.
-    """
+    """Every scaler of a resumed run that takes the place of one before it."""
     loads = run.rows(Table.SCALER_EVENTS, rank=rank, action=ScalerAction.STATE_LOADED)
     loaded = {(event.segment, event.scaler): event for event in loads}
     optimizers = run.rows(Table.FINDINGS, rank=rank, cause=Cause.MISUSE_SCALER_STATE_NOT_RESTORED)

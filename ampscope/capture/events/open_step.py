@@ -176,8 +176,8 @@ class StepAttempt:
 
     @property
     def norm_before_clipping(self) -> Tensor | None:
-        """The norm of the unscaled gradients as backward has left them, as far as it is known."""
-        return self.norm if self.unclipped is None else self.unclipped
+        """The norm of the unscaled gradients as backward has left them, if some are left and as far as it is known."""
+        return self.norm if self.unclipped is None or self.norm is None else self.unclipped
 
     @property
     def by_hand(self) -> bool:

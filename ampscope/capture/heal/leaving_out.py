@@ -19,9 +19,6 @@ class LeavingOut:
     Attributes:
         unproved: Whether a step is left out that no scaler skips, though nothing is proved on it.
         in_a_row: Steps, up to the latest, that were left out one after another.
-
-    Args:
-        models: The watched models.
     """
 
     def __init__(self, models: Models) -> None:

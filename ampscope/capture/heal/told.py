@@ -28,12 +28,7 @@ class Change(NamedTuple):
 
 
 class HealingLog:
-    """Writes changes down and tells of them.
-
-    Args:
-        recorder: Where events go.
-        terminal: Where the user is told.
-    """
+    """Writes changes down and tells of them."""
 
     def __init__(self, recorder: Recorder, terminal: Terminal) -> None:
         self._recorder = recorder

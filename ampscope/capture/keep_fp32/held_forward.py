@@ -8,11 +8,7 @@ from torch import nn
 
 
 class HeldForward:
-    """Stands in the place of a module's ``forward``; an object instead of a function, so that a copy gets its own.
-
-    Args:
-        module: The module.
-    """
+    """Stands in the place of a module's ``forward``; an object instead of a function, so that a copy gets its own."""
 
     travels = True  #: copies and pickles of the module have it, too
 

@@ -145,11 +145,7 @@ class Outputs(NamedTuple):
 
 
 class Float32Forward(HeldForward):
-    """The ``forward`` of a module that is kept in float32.
-
-    Args:
-        module: The module.
-    """
+    """The ``forward`` of a module that is kept in float32."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)

@@ -8,7 +8,7 @@ from ampscope.capture.events.open_step import EndedStep
 from ampscope.capture.events.run_end import RunEnd
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.user_line import Place, user_place
+from ampscope.capture.torch_support.user_line import user_place
 from ampscope.capture.usage.mistake import Mistake, ReportMistake
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
@@ -17,29 +17,20 @@ _ENOUGH = 8
 
 
 class AmpEffect(StepObserver):
-    """Looks whether some step begins in an autocast region that is on where the model is.
-
-    Args:
-        models: The watched models.
-        report: Takes what is found.
-        guard: Catches faults in looking.
-    """
+    """Looks whether some step begins in an autocast region that is on where the model is."""
 
     def __init__(self, models: Models, report: ReportMistake, guard: Guard) -> None:
         self.guard = guard
         self._models = models
         self._report = report
-        self._form: MistakeForm | None = None
-        self._device = ""
-        self._place: Place | None = None
+        self._seen: Mistake | None = None
         self._steps = 0
         self._is_over = False  # there is an effect, or it is told that there is none
         self._scaler_is_off = False
 
     def region_switched_off(self, device: str) -> None:
         """Torch has switched off a region that the loop asked for."""
-        if not self._is_over and self._form is None:
-            self._note(MistakeForm.AUTOCAST_SWITCHED_OFF, device)
+        self._note(MistakeForm.AUTOCAST_SWITCHED_OFF, device)
 
     def step_began(self, start: StepStart) -> None:
         """Looks at the region around the first forward."""
@@ -47,11 +38,12 @@ class AmpEffect(StepObserver):
         here = {device.type for device in self._models.devices} if on else set()
         if any(each.device_type in here for each in on):
             self._is_over = True
-        elif on and here and self._form is None:
+        elif on and here:
             self._note(MistakeForm.AUTOCAST_ELSEWHERE, on[0].device_type)
 
     def _note(self, form: MistakeForm, device: str) -> None:
-        self._form, self._device, self._place = form, device, user_place()
+        if not self._is_over and self._seen is None:
+            self._seen = Mistake(Cause.AMP_WITHOUT_EFFECT, user_place(), 0, form, {"device": device})
 
     def scaler_joined(self, joined: JoinedScaler) -> None:
         """Takes down whether the scaler does anything."""
@@ -70,8 +62,8 @@ class AmpEffect(StepObserver):
             self._tell()
 
     def _tell(self) -> None:
-        if self._form is not None and not self._is_over:
+        if self._seen is not None and not self._is_over:
             self._is_over = True
             tensors = ", ".join(sorted({device.type for device in self._models.devices}))
-            found = {"device": self._device, "tensors": tensors, "scaler": self._scaler_is_off}
-            self._report(Mistake(Cause.AMP_WITHOUT_EFFECT, self._place, 0, self._form, found))
+            more = {"tensors": tensors, "scaler_is_off": self._scaler_is_off}
+            self._report(self._seen._replace(evidence={**(self._seen.evidence or {}), **more}))

@@ -29,11 +29,7 @@ _ON_PURPOSE = 3
 
 
 class GradientScales:
-    """Which scalers' scales are in the gradients now.
-
-    Args:
-        models: The watched models.
-    """
+    """Which scalers' scales are in the gradients now."""
 
     def __init__(self, models: Models) -> None:
         self._models = models

@@ -22,11 +22,7 @@ UNSCALED: ScalerNumbers = frozenset({None})
 
 
 class ScaledLosses:
-    """Knows which scaler has scaled the loss that a backward starts from.
-
-    Args:
-        models: The watched models.
-    """
+    """Knows which scaler has scaled the loss that a backward starts from."""
 
     def __init__(self, models: Models) -> None:
         self._models = models

@@ -20,23 +20,19 @@ _NO_CURVE = Curve()
 _NO_EDGE = Edge(symbol=Symbol.UP)
 
 
-def overlay_stack(
-    one: Overview, other: Overview | None = None, *, lines: Sequence[int] = (), marked: int | None = None
-) -> Stack:
+def overlay_stack(one: Overview, other: Overview | None = None, *, lines: Sequence[int] = ()) -> Stack:
     """The curves of one run, and of another over them where there is one.
 
     Args:
         one: A.
         other: B.
         lines: Steps at which a line is drawn: those that are compared.
-        marked: The step at which the two part.
     """
     return Stack(
         label="Loss, gradient norm and loss scale of both by optimizer step.",
         panels=tuple(_panels(one, other)),
         lanes=(*_lanes(one, SIDES[0]), *(_lanes(other, SIDES[1]) if other is not None else ())),
         lines=tuple(lines),
-        marked=marked,
     )
 
 

@@ -192,11 +192,6 @@ def location(told: str | os.PathLike[str]) -> Path:
     return BucketPath(f"{scheme}://{rest.rstrip('/')}")
 
 
-def is_remote(path: Path) -> bool:
-    """Whether a path is one of an object store."""
-    return isinstance(path, BucketPath)
-
-
 def names_in(folder: Path) -> list[str]:
     """The names of all that lies in a folder of a run.
 

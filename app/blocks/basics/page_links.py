@@ -89,15 +89,9 @@ def to_replay(
     link(Page.REPLAY, label, step=step, source=source or None, op=op, rank=rank, run=run, against=against)
 
 
-def to_scale(
-    step: int | None,
-    label: str = "The loss scale at this step",
-    *,
-    optimizer: int | None = None,
-    rank: int | None = None,
-) -> None:
+def to_scale(step: int | None, label: str = "The loss scale at this step", *, rank: int | None = None) -> None:
     """To the scaler's history, ``step`` marked; ``rank`` where it is another's."""
-    link(Page.SCALE, label, step=step, optimizer=optimizer, rank=rank)
+    link(Page.SCALE, label, step=step, rank=rank)
 
 
 def to_precision(

@@ -5,7 +5,7 @@ Capture recognises them while the loop runs, so their noun phrases stand where c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Turn
@@ -13,12 +13,12 @@ from ampscope.analysis.causes.range.underflow import UpdatesLost, updates_lost
 from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16
 from ampscope.analysis.causes.state import StandsStill
 from ampscope.analysis.causes.usage.forms import UNSCALE_FIRST, in_loop
-from ampscope.analysis.causes.usage.reasons import HalfState, LearningRateMoved, OptimizerRestored, ScaleForgotten
-from ampscope.analysis.causes.usage.without_effect import (
-    amp_without_effect,
-    not_cleared,
-    not_reduced,
-    nothing_trains,
+from ampscope.analysis.causes.usage.reasons import (
+    HalfState,
+    LearningRateMoved,
+    OptimizerRestored,
+    ScaleForgotten,
+    without_effect,
 )
 from ampscope.analysis.origin.lost_upstream import divides_by_what_was_zero
 from ampscope.analysis.origin.op_facts import Executed
@@ -33,9 +33,14 @@ from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause, Severity
 class UsageEntry(CauseEntry):
     """All that is known of one usage mistake."""
 
+    noun: str = field(init=False)  #: as capture reads it, too
+    recognised_in: str = "capture"
     correct: str  #: what a correct loop does instead, as a sentence without full stop
     of_scaler: bool = False  #: a loop without a scaler cannot make it
     happens_once: bool = False  #: a single event; any other is a line of the loop, which comes round again
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "noun", MISTAKES_IN_WORDS[self.cause])
 
 
 def _half_state(op: Executed) -> Match | None:
@@ -95,7 +100,7 @@ _ONCE_A_STEP = in_loop(
 ENTRIES = (
     UsageEntry(
         cause=Cause.HALF_PARAMS,
-        noun=MISTAKES_IN_WORDS[Cause.HALF_PARAMS],
+        recognised_in="",
         correct="The parameters are float32; autocast alone chooses half precision",
         sentence=_half_parameters,
         remedies=(
@@ -110,7 +115,6 @@ ENTRIES = (
     ),
     UsageEntry(
         cause=Cause.MISUSE_AUTOCAST_SPANS_STEP,
-        noun=MISTAKES_IN_WORDS[Cause.MISUSE_AUTOCAST_SPANS_STEP],
         correct="The autocast region ends before the optimizer steps",
         sentence=(
             "The autocast region is not left between optimizer steps. Autocast keeps the weights it has cast until the "
@@ -123,11 +127,9 @@ ENTRIES = (
                 "        loss = loss_fn(model(x), y)",
             ),
         ),
-        recognised_in="capture",
     ),
     UsageEntry(
         cause=Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH,
-        noun=MISTAKES_IN_WORDS[Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH],
         correct="Checkpointed blocks are recomputed in the precision of their forward",
         sentence=(
             "A checkpointed block is recomputed in backward in another precision than it ran in forward, so the "
@@ -143,7 +145,6 @@ ENTRIES = (
     ),
     UsageEntry(
         cause=Cause.MISUSE_MISSING_SCALER,
-        noun=MISTAKES_IN_WORDS[Cause.MISUSE_MISSING_SCALER],
         correct="A loss computed in float16 is scaled",
         sentence=(
             "The forward runs in float16 but the loss is not scaled: a gradient below float16's smallest number, "
@@ -156,11 +157,9 @@ ENTRIES = (
             ),
             replace(USE_BFLOAT16, untried=untried.LOOP),
         ),
-        recognised_in="capture",
     ),
     UsageEntry(
         cause=Cause.MISUSE_BACKWARD_UNDER_AUTOCAST,
-        noun=MISTAKES_IN_WORDS[Cause.MISUSE_BACKWARD_UNDER_AUTOCAST],
         correct="backward() runs outside the autocast region",
         sentence=(
             "backward ran inside the autocast block, so backward ops whose forward was kept in float32 are cast to "
@@ -173,11 +172,9 @@ ENTRIES = (
                 "scaler.scale(loss).backward()",
             ),
         ),
-        recognised_in="capture",
     ),
     UsageEntry(
         cause=Cause.MISUSE_CLIP_BEFORE_UNSCALE,
-        noun=MISTAKES_IN_WORDS[Cause.MISUSE_CLIP_BEFORE_UNSCALE],
         correct="After backward, gradients are unscaled before they are clipped",
         sentence=(
             "The gradients still carry the loss scale here, so the clipping threshold is compared with a norm that is "
@@ -189,36 +186,30 @@ ENTRIES = (
                 code="scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
             ),
         ),
-        recognised_in="capture",
         of_scaler=True,
     ),
     UsageEntry(
         cause=Cause.MISUSE_NO_UNSCALE,
-        noun=MISTAKES_IN_WORDS[Cause.MISUSE_NO_UNSCALE],
         correct="After backward, nothing else reads or changes gradients that still carry the loss scale",
         sentence=(
             "The gradients still carry the loss scale here, so what is done with them depends on it: the same line "
             "does something else whenever the scale moves."
         ),
         remedies=(UNSCALE_FIRST,),
-        recognised_in="capture",
         of_scaler=True,
     ),
     UsageEntry(
         cause=Cause.MISUSE_UPDATE_EACH_MICROBATCH,
-        noun=MISTAKES_IN_WORDS[Cause.MISUSE_UPDATE_EACH_MICROBATCH],
         correct="scaler.update() comes once for each optimizer step",
         sentence=(
             "update() ends an optimizer step. Called for every micro-batch, the next backward adds scaled gradients to "
             "gradients that are already unscaled, and unscale_ divides the older ones again."
         ),
         remedies=(_ONCE_A_STEP,),
-        recognised_in="capture",
         of_scaler=True,
     ),
     UsageEntry(
         cause=Cause.MISUSE_MULTIPLE_SCALERS_UPDATE,
-        noun=MISTAKES_IN_WORDS[Cause.MISUSE_MULTIPLE_SCALERS_UPDATE],
         correct="A step's loss and gradients are scaled and unscaled by the same factor",
         sentence=(
             "Gradients are unscaled with another scale than their loss was scaled with: update() changed it in "
@@ -226,21 +217,17 @@ ENTRIES = (
             "the one scaler."
         ),
         remedies=(_ONCE_A_STEP,),
-        recognised_in="capture",
         of_scaler=True,
     ),
     UsageEntry(
         cause=Cause.MISUSE_GRADIENTS_CLEARED,
-        noun=MISTAKES_IN_WORDS[Cause.MISUSE_GRADIENTS_CLEARED],
         correct="Gradients are cleared before backward or after the step, never between",
         sentence="The gradients that backward left were cleared before the optimizer could step with them.",
         remedies=(in_loop(text="Clear gradients only after the step.", code="scaler.update()\noptimizer.zero_grad()"),),
-        recognised_in="capture",
         of_scaler=True,
     ),
     UsageEntry(
         cause=Cause.MISUSE_SCHEDULER_ORDER,
-        noun=MISTAKES_IN_WORDS[Cause.MISUSE_SCHEDULER_ORDER],
         correct="The learning rate stands still when a step is skipped",
         sentence=_schedule_runs_ahead,
         remedies=(
@@ -251,12 +238,10 @@ ENTRIES = (
             ),
         ),
         severity=Severity.WARNING,  # costs steps, and spoils nothing that was learnt
-        recognised_in="capture",
         of_scaler=True,
     ),
     UsageEntry(
         cause=Cause.MISUSE_SCALER_STATE_NOT_RESTORED,
-        noun=MISTAKES_IN_WORDS[Cause.MISUSE_SCALER_STATE_NOT_RESTORED],
         correct="A resumed run goes on with the scale that it had",
         sentence=_scaler_starts_afresh,
         remedies=(
@@ -266,13 +251,11 @@ ENTRIES = (
             ),
         ),
         severity=Severity.WARNING,  # costs steps, and spoils nothing that was learnt
-        recognised_in="capture",
         of_scaler=True,
         happens_once=True,
     ),
     UsageEntry(
         cause=Cause.MISUSE_SCALER_EACH_STEP,
-        noun=MISTAKES_IN_WORDS[Cause.MISUSE_SCALER_EACH_STEP],
         correct="One scaler serves the whole training",
         sentence=(
             "Each step has a new scaler, which starts at the same loss scale as the one before: what one learns of an "
@@ -284,14 +267,12 @@ ENTRIES = (
                 code="scaler = torch.amp.GradScaler(device_type)\nfor x, y in loader:\n    ...",
             ),
         ),
-        recognised_in="capture",
         of_scaler=True,
     ),
     UsageEntry(
         cause=Cause.NOTHING_TRAINS,
-        noun=MISTAKES_IN_WORDS[Cause.NOTHING_TRAINS],
         correct="Gradients reach the optimizer's parameters, and its steps move them",
-        sentence=nothing_trains,
+        sentence="The optimizer steps, and trains nothing.",
         remedies=(
             in_loop(
                 text="Follow one step by hand: which parameters get a gradient, and which of them move.",
@@ -300,41 +281,43 @@ ENTRIES = (
                 "    print(name, p.grad is not None, (p != old).any().item())",
             ),
         ),
-        recognised_in="capture",
         happens_once=True,
     ),
     UsageEntry(
         cause=Cause.GRADIENTS_NOT_CLEARED,
-        noun=MISTAKES_IN_WORDS[Cause.GRADIENTS_NOT_CLEARED],
         correct="Gradients are cleared once for each optimizer step",
-        sentence=not_cleared,
+        sentence=without_effect(
+            "Backward adds to gradients, and nothing has cleared them for {seen.attempts:,} steps: each step is made "
+            "with the sum of the gradients of all batches so far, most of which belong to weights that are long gone."
+        ),
         remedies=(
             in_loop(
                 text="Clear the gradients before the backward of each step, or right after the step.",
                 code="optimizer.zero_grad()\nloss.backward()\noptimizer.step()",
             ),
         ),
-        recognised_in="capture",
     ),
     UsageEntry(
         cause=Cause.RANKS_NOT_REDUCED,
-        noun=MISTAKES_IN_WORDS[Cause.RANKS_NOT_REDUCED],
         correct="A model is wrapped when it has the parameters that it is trained with",
-        sentence=not_reduced,
+        sentence=without_effect(
+            "DistributedDataParallel was built with other parameters than the model's {seen.whose}, so backward does "
+            "not reduce their gradients of {seen.ranks:,} ranks: each rank trains on its own data alone, and their "
+            "weights part. The parameters were put there after the model was wrapped, as conversions, new layers and "
+            "moves to another device do."
+        ),
         remedies=(
             in_loop(
                 text="Move, convert and complete the model first, and wrap it last.",
                 code="model = model.to(device)\nmodel = DistributedDataParallel(model)",
             ),
         ),
-        recognised_in="capture",
         happens_once=True,
     ),
     UsageEntry(
         cause=Cause.AMP_WITHOUT_EFFECT,
-        noun=MISTAKES_IN_WORDS[Cause.AMP_WITHOUT_EFFECT],
         correct="Where mixed precision is asked for, ops run in half precision",
-        sentence=amp_without_effect,
+        sentence="Autocast or a GradScaler was asked for. No op runs in half precision.",
         remedies=(
             in_loop(
                 text="Call the model inside a region for the device that it is on, or drop autocast and the scaler.",
@@ -343,7 +326,6 @@ ENTRIES = (
             ),
         ),
         severity=Severity.WARNING,  # costs time and memory, and spoils nothing
-        recognised_in="capture",
         happens_once=True,
     ),
 )

@@ -65,7 +65,7 @@ UNSCALE_FIRST = in_loop(
 class FormEntry:
     """What is known of one form."""
 
-    sentence: str = ""  #: empty: that of its cause
+    sentence: str = ""  #: may name what was ``seen``, a `WithoutEffect`; empty: that of its cause
     fix: Remedy | None = None  #: None: those of its cause
     refused: bool = False  #: torch refuses it with an error, which ends the loop
 
@@ -196,52 +196,93 @@ FORMS: dict[MistakeForm, FormEntry] = {
     ),
     MistakeForm.NO_SCALER: FormEntry(),
     MistakeForm.ALL_FROZEN: FormEntry(
+        sentence=(
+            "All of the optimizer's {seen.whose} have requires_grad=False, so its first {seen.attempts:,} steps moved "
+            "nothing."
+        ),
         fix=in_loop(
             text="Give the optimizer the parameters that are to be trained, and let them require gradients.",
             code="head.requires_grad_(True)\n"
             "optimizer = Optimizer([p for p in model.parameters() if p.requires_grad], lr=lr)",
-        )
+        ),
     ),
     MistakeForm.NO_GRADIENT: FormEntry(
+        sentence=(
+            "No gradient reached the optimizer's {seen.whose} in its first {seen.attempts:,} steps: the loss has no "
+            "history that leads to them. detach(), .data, .item(), NumPy or torch.no_grad() on the way cuts it off."
+        ),
         fix=in_loop(
             text="Compute the loss from what the model returned, without cutting it off from its history.",
             code="output = model(x)  # no .detach(), .data, .item() or no_grad() on the way to the loss\n"
             "loss = loss_fn(output, y)",
-        )
+        ),
     ),
     MistakeForm.GRADIENTS_ZEROED: FormEntry(
+        sentence=(
+            "Backward gives the optimizer's {seen.whose} gradients, but they are zero or gone when it steps, in its "
+            "first {seen.attempts:,} steps: a line between backward and the step clears them, or multiplies them by "
+            "zero, as 1 / norm does if the norm is infinite."
+        ),
         fix=in_loop(
             text="Leave the gradients as they are between backward and the step, and clip by a norm that is finite.",
             code="loss.backward()\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)\n"
             "optimizer.step()\noptimizer.zero_grad()",
-        )
+        ),
     ),
     MistakeForm.OTHER_PARAMETERS: FormEntry(
+        sentence=(
+            "The optimizer that steps holds other parameters than the watched model's {seen.whose}: backward gives "
+            "gradients to the model's, and the optimizer's own have none. It was made for a copy of the model, or "
+            "before the model got its present parameters."
+        ),
         fix=in_loop(
             text="Make the optimizer last, for the very model that is called and watched.",
             code="optimizer = Optimizer(model.parameters(), lr=lr)",
-        )
+        ),
     ),
-    MistakeForm.ZERO_GRADIENTS: FormEntry(),
+    MistakeForm.ZERO_GRADIENTS: FormEntry(
+        sentence=(
+            "Every gradient of the optimizer's {seen.whose} was exactly zero in its first {seen.attempts:,} steps, as "
+            "backward gave it: the loss does not depend on them, or is multiplied by zero."
+        ),
+    ),
     MistakeForm.ROUNDED_AWAY: FormEntry(
+        sentence=(
+            "The optimizer's {seen.whose} get gradients, and after {seen.attempts:,} steps all of them are as they "
+            "were, to the last bit: the updates are so small that adding them changes nothing."
+        ),
         fix=in_loop(
             text="Raise the learning rate.", code='for group in optimizer.param_groups:\n    group["lr"] = 1e-3'
-        )
+        ),
     ),
     MistakeForm.NO_LEARNING_RATE: FormEntry(
+        sentence="The learning rate was exactly zero in all of the {seen.attempts:,} steps, so no weight has moved.",
         fix=in_loop(
             text="Look at the schedule: it gives zero at every step, as an integer division or a warm-up that is never "
             "stepped does.",
             code="print(scheduler.get_last_lr())",
+        ),
+    ),
+    MistakeForm.AUTOCAST_SWITCHED_OFF: FormEntry(
+        sentence=(
+            "The autocast region is for CUDA, which is not available: torch has switched the region off{seen.scaler}. "
+            "{seen.ran}"
         )
     ),
-    MistakeForm.AUTOCAST_SWITCHED_OFF: FormEntry(),
-    MistakeForm.AUTOCAST_ELSEWHERE: FormEntry(),
-    MistakeForm.AUTOCAST_OUTSIDE: FormEntry(),
+    MistakeForm.AUTOCAST_ELSEWHERE: FormEntry(
+        sentence="The autocast region is for {seen.device}; the model is on {seen.tensors}. {seen.ran}"
+    ),
+    MistakeForm.AUTOCAST_OUTSIDE: FormEntry(
+        sentence=(
+            "No op of the model ran inside an autocast region that is on: there is none, it was made with "
+            "enabled=False, or it is left before the model is called. {seen.ran}"
+        )
+    ),
     MistakeForm.AUTOCAST_FLOAT32: FormEntry(
+        sentence="Of what runs inside the autocast region autocast casts nothing. {seen.ran}",
         fix=in_loop(
             text="Leave autocast and the scaler out: this model has nothing to gain.",
             code="loss = loss_fn(model(x), y)",
-        )
+        ),
     ),
 }

@@ -23,9 +23,6 @@ class Headrooms:
 def headrooms(run: Run) -> Headrooms:
     """The places of all ranks.
 
-    Args:
-        run: The run.
-
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """

@@ -29,12 +29,7 @@ _STATE = (Cause.BAD_WEIGHT, Cause.BAD_BUFFER)
 
 
 def examined_incidents(run: Run, world: World) -> list[Examined]:
-    """Every incident of every rank, by its origin; what ranks only received is told with the rank that sent it.
-
-    Args:
-        run: The run.
-        world: Its ranks.
-    """
+    """Every incident of every rank, by its origin; what ranks only received is told with the rank that sent it."""
     examiners = _Examiners(run)
     last = {rank: steps.last for rank, steps in steps_by_rank(run).items()}
     steps = bad_steps(sightings(run), last, world.size, written_steps(run))

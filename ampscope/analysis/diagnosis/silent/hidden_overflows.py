@@ -21,12 +21,7 @@ _FAR_OFF = 10.0
 
 
 def origins_of(row: IncidentRow, graph: StepGraph) -> list[Origin]:
-    """The origins of an incident in one execution of its step, the one that matters most first.
-
-    Args:
-        row: The incident.
-        graph: The execution.
-    """
+    """The origins of an incident in one execution of its step, the one that matters most first."""
     if row.trigger not in _ABSORBED:
         return origins(graph)
     pairs = _hidden(row)

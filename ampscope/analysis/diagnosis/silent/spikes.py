@@ -59,12 +59,7 @@ def spikes(run: Run, sites: Sites, history: Mapping[int, History], failures: Seq
 
 
 def led_there(incidents: Iterable[Incident], spikes: Iterable[Incident]) -> list[Incident]:
-    """The incidents, a run that blew up with the spike that threw it off.
-
-    Args:
-        incidents: What went wrong.
-        spikes: Those of the run.
-    """
+    """The incidents, a run that blew up with the spike that threw it off."""
     marked = [each for each in spikes if each.severity is Severity.WARNING]
     return [_after(each, marked) if each.cause is Cause.DIVERGENCE else each for each in incidents]
 

@@ -37,13 +37,7 @@ _BY_HAND = {ScalerAction.UPDATE: "set by the loop", ScalerAction.STATE_LOADED: "
 
 
 def moved_curves(run: Run, rank: int, good: GoodSteps) -> Iterator[Move]:
-    """The moves of these numbers up to the step that went wrong.
-
-    Args:
-        run: The run.
-        rank: One of its ranks.
-        good: The steps before.
-    """
+    """The moves of these numbers up to the step that went wrong."""
     scale = _Setting("the loss scale", good.window.floats("scale"), lambda: good.history.scale)
     yield from _set(MoveKind.SCALE, good, scale, good.calm, lambda step: _by_hand(run, rank, good, step))
     # The calm step is the first that could be spoilt by the update before it, and its own update used its own rate.

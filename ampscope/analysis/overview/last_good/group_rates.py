@@ -25,13 +25,7 @@ class GroupRate(NamedTuple):
 
 
 def group_rates(run: Run, rank: int, good: GoodSteps) -> Iterator[GroupRate]:
-    """The further groups that had a rate of their own in a step of the window.
-
-    Args:
-        run: The run.
-        rank: One of its ranks.
-        good: The steps.
-    """
+    """The further groups that had a rate of their own in a step of the window."""
     steps = good.window.ints("step")
     rates = _recorded(run, rank, good, int(steps[0]), int(steps[-1]))
     groups = dict.fromkeys(group for told in rates.values() for group in told)

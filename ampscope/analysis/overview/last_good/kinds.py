@@ -17,12 +17,7 @@ _FORWARD = frozenset({Phase.FORWARD, Phase.LOSS})
 
 
 def moved_kinds(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
-    """The first point, in order of execution, whose dtype is another, and the first input whose shape is.
-
-    Args:
-        seen: What was measured.
-        good: The steps before.
-    """
+    """The first point, in order of execution, whose dtype is another, and the first input whose shape is."""
     places = sorted(range(len(seen.points)), key=lambda place: seen.first[place])
     points = [(place, seen.points[place]) for place in places]
     computed = [place for place, point in points if point.phase in _FORWARD and _CASTS not in point.op]

@@ -43,10 +43,6 @@ _GIVEN = frozenset(
 def last_good(run: Run, incident: Incident) -> LastGood | None:
     """The last good step before an incident, and what has moved since.
 
-    Args:
-        run: The run.
-        incident: One of its diagnosis.
-
     Returns:
         None for what is harmless, has not happened yet, or may have been so before, as nobody looks at every step.
     """

@@ -22,12 +22,7 @@ _NAMED = 2
 
 
 def resumed(manifest: Manifest, good: GoodSteps) -> Iterator[Move]:
-    """The newest resume, if it was in the steps before an incident; each good step since makes it less unusual.
-
-    Args:
-        manifest: That of the run.
-        good: The steps before.
-    """
+    """The newest resume, if it was in the steps before an incident; each good step since makes it less unusual."""
     segments, steps = good.window.ints("segment"), good.window.ints("step")
     begins = np.flatnonzero(np.diff(segments) != 0) + 1
     if not begins.size or segments.size - int(begins[-1]) > LOOKBACK:

@@ -40,10 +40,6 @@ def moved_values(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
     """The moves of magnitudes, and of the shares of zeros in inputs.
 
     Of what comes one after the other the first is told: what follows from a move is no more unusual than the move.
-
-    Args:
-        seen: What was measured.
-        good: The steps before.
     """
     yield from _broken(seen, good)
     heights = _unscaled(seen, good)
@@ -69,12 +65,7 @@ def moved_values(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
 
 
 def compared(seen: Sampled, good: GoodSteps) -> Compared:
-    """What `moved_values` could compare at all.
-
-    Args:
-        seen: What was measured.
-        good: The steps before.
-    """
+    """What `moved_values` could compare at all."""
     heights = _unscaled(seen, good)
     both = np.isfinite(heights[:, -2:]).all(axis=1) | (seen.high[:, -2:] == 0).any(axis=1)
     both &= np.isfinite(seen.high[:, -2:]).all(axis=1) & ~seen.bad[:, -1]

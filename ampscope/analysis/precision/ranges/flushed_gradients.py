@@ -24,13 +24,7 @@ class Flushed(NamedTuple):
 
 
 def flushed_gradients(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, Flushed]:
-    """The gradients of the steps that lost some: there the same step in float32 was recorded with every statistic.
-
-    Args:
-        run: The run.
-        rank: The rank.
-        sampled: Its sampled steps.
-    """
+    """The gradients of the steps that lost some: there the same step in float32 was recorded with every statistic."""
     rows = run.rows(Table.INCIDENTS, rank=rank)
     lost = {row.step for row in rows if row.trigger == Trigger.LOST_GRADIENT} - set(sampled.unlike)
     if not lost:

@@ -34,11 +34,6 @@ def overflowed(run: Run, rank: int, sampled: Sampled) -> Overflowed:
     """The steps in which each place gave an infinity though all that it read was finite; masks and poles are none.
 
     A step is there as often as that happened in it.
-
-    Args:
-        run: The run.
-        rank: The rank.
-        sampled: Its sampled steps.
     """
     wrong = {row.step for row in run.rows(Table.INCIDENTS, rank=rank)} - set(sampled.unlike)
     traced = [each for each in run.traced(rank) if each.step in wrong and each.source in sampled.optimizers]

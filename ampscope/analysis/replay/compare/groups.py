@@ -46,11 +46,7 @@ class Group:
 
 
 class Places:
-    """Where roots are.
-
-    Args:
-        pair: The steps.
-    """
+    """Where roots are."""
 
     def __init__(self, pair: StepPair) -> None:
         self.pair = pair

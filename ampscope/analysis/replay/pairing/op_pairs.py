@@ -49,13 +49,7 @@ def pair_ops(one: Recording, other: Recording) -> OpPairs:
 
 
 class _Pairing:
-    """Pairs as they are found.
-
-    Args:
-        one: A recording.
-        other: Another one.
-        modules: Their modules.
-    """
+    """Pairs as they are found."""
 
     def __init__(self, one: Recording, other: Recording, modules: ModulePairs) -> None:
         self.one, self.other, self.modules = one, other, modules
@@ -132,12 +126,7 @@ class _Side:
 
 
 class _Walk:
-    """From ops that are paired to what is not.
-
-    Args:
-        one: A recording.
-        other: The other.
-    """
+    """From ops that are paired to what is not."""
 
     def __init__(self, one: _Side, other: _Side) -> None:
         self.one, self.other = one, other
@@ -174,11 +163,7 @@ class _Walk:
 
 
 class _Names:
-    """What modules and parameters of one step are called in the other.
-
-    Args:
-        modules: The pairs of modules.
-    """
+    """What modules and parameters of one step are called in the other."""
 
     def __init__(self, modules: ModulePairs) -> None:
         self._theirs: Mapping[str, str] = modules.theirs

@@ -159,9 +159,6 @@ class Averages:
     """What a loop keeps of the weights and buffers of the watched models, and writes in place: averages, teachers.
 
     Keeps none of them alive, and learns which there are from the calls between a few steps.
-
-    Args:
-        models: The watched models.
     """
 
     def __init__(self, models: Models) -> None:

@@ -23,9 +23,6 @@ ALERT_STEPS = 8
 class Following:
     """Whether a loop is worth being listened to between its steps.
 
-    Args:
-        models: The watched models.
-
     Attributes:
         learning: It is one of the steps in which is learned what the loop carries.
         idle: Steps since one read what the loop carries.

@@ -44,13 +44,7 @@ class _Kept:
 
 
 class KeptGradients:
-    """Follows a gradient of each optimizer from step to step, until somebody clears it.
-
-    Args:
-        models: The watched models.
-        readback: Brings values from the device.
-        report: Takes what is found.
-    """
+    """Follows a gradient of each optimizer from step to step, until somebody clears it."""
 
     def __init__(self, models: Models, readback: Readback, report: ReportMistake) -> None:
         self._models = models
@@ -108,7 +102,6 @@ class KeptGradients:
         for number, kept in list(self._followed.items()):
             if kept.steps >= _ENOUGH:
                 self._tell(number, kept)
-        self._readback.drain()
 
     def _tell(self, number: int, kept: _Kept) -> None:
         self._let_go(number)

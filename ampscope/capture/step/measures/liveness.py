@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,10 +43,10 @@ _ENOUGH, _LONG = 8, 64
 class _Account:
     """What is known of one optimizer since its first step; keeps neither it nor its parameters alive."""
 
-    held: Sequence[weakref.ref[Tensor]]  #: its parameters
     has_own_step: bool
     place: Place | None
     first: int  #: its first step that was seen
+    held: Sequence[weakref.ref[Tensor]] = ()  #: its parameters
     attempts: int = 0  #: at a learning rate above zero, and not skipped
     resting: int = 0  #: at a learning rate of zero
     learns: bool = False  #: it had a gradient that is not zero, as far as was recorded
@@ -55,21 +55,17 @@ class _Account:
     given: bool = False  #: it had one that is not zero as it stepped
     moves: bool = False  #: a weight of it is another than at some look before
     has_loss: bool = False  #: some loss was not exactly zero
-    sums: Sequence[Tensor | None] = field(default_factory=tuple)  #: of its weights, at the latest look
+    sums: Sequence[Tensor | None] = ()  #: of its weights, at the latest look
 
     @property
     def parameters(self) -> list[Tensor]:
         """Its parameters that are still there."""
         return [each for reference in self.held if (each := reference()) is not None]
 
-    @property
-    def trains(self) -> bool:
-        """Whether gradients reach it and its weights move."""
-        return self.learns and self.moves
-
-    def compare(self, sums: Sequence[Tensor | None]) -> Tensor | None:
+    def compare(self) -> Tensor | None:
         """Whether weights are others than at the look before, as a device scalar; None at the first look."""
-        before, self.sums = self.sums, sums
+        before, self.sums = self.sums, [checksum(local(each)) for each in self.parameters]
+        sums = self.sums
         both = zip(before, sums, strict=False)
         moved = [one != other for one, other in both if one is not None and other is not None]
         if before and not len(moved) == len(before) == len(sums):
@@ -82,9 +78,8 @@ class _Account:
         if self.attempts < _ENOUGH:
             rests = at_end and not (self.attempts or self.moves) and self.resting >= _LONG
             return MistakeForm.NO_LEARNING_RATE if rests else None
-        return self._though_it_learns(at_end=at_end) if self.learns else self._without_gradient(at_end=at_end)
-
-    def _though_it_learns(self, *, at_end: bool) -> MistakeForm | None:
+        if not self.learns:
+            return self._without_gradient(at_end=at_end)
         if not (self.given or self.moves):
             return MistakeForm.GRADIENTS_ZEROED
         in_half = any(parameter.dtype in HALF for parameter in self.parameters)  # `StillUpdates` looks closer
@@ -103,14 +98,7 @@ class _Account:
 
 
 class Liveness(StepObserver):
-    """Follows each optimizer until it trains.
-
-    Args:
-        models: The watched models.
-        readback: Brings values from the device.
-        report: Takes what is found.
-        guard: Catches faults in looking.
-    """
+    """Follows each optimizer until it trains."""
 
     def __init__(self, models: Models, readback: Readback, report: ReportMistake, guard: Guard) -> None:
         self.guard = guard
@@ -150,18 +138,16 @@ class Liveness(StepObserver):
             return
         account, view = self._accounts.get(attempt.index), OptimizerView(attempt.optimizer)
         if account is None:
-            account = self._accounts[attempt.index] = _Account((), view.has_own_step, user_place(), attempt.step)
+            account = self._accounts[attempt.index] = _Account(view.has_own_step, user_place(), attempt.step)
         if is_due(attempt.step - account.first):
             account.held = list(map(weakref.ref, view.parameters))
             norm = gradients.total_norm(attempt.optimizer)
             account.has_gradient |= norm is not None
-            left = self._left.pop(attempt.index, None)
-            self._look(account, {"norm": norm, "left": left})
+            self._look(account, norm, self._left.pop(attempt.index, None))
 
-    def _look(self, account: _Account, values: dict[str, Tensor | None]) -> None:
-        sums = [checksum(local(each)) for each in account.parameters]
-        fetched: dict[str, Tensor | float | None] = {**values, "moved": account.compare(sums)}
-        self._readback.fetch(fetched, lambda known: self._came(account, known))
+    def _look(self, account: _Account, norm: Tensor | None = None, left: Tensor | None = None) -> None:
+        values = {"norm": norm, "left": left, "moved": account.compare()}
+        self._readback.fetch({**values}, lambda known: self._came(account, known))
 
     def _came(self, account: _Account, known: Values) -> None:
         account.moves |= bool(known["moved"])
@@ -171,7 +157,7 @@ class Liveness(StepObserver):
         self._settle(account)
 
     def _settle(self, account: _Account) -> None:
-        if account.trains:
+        if account.learns and account.moves:
             self._trains = True
             self._accounts.clear()
 
@@ -180,7 +166,7 @@ class Liveness(StepObserver):
         self._kept.step_ended(ended.attempt)
         account = self._accounts.get(ended.attempt.index)
         if account is not None and ended.attempt.stepped and is_due(ended.attempt.step - account.first):
-            self._look(account, {"norm": None, "left": None})
+            self._look(account)
 
     def arrived(self, attempt: StepAttempt, row: StepRow) -> None:
         """The numbers of a step have reached the host."""
@@ -190,7 +176,7 @@ class Liveness(StepObserver):
         with self.guard:
             rests = row.lr == 0 and row.lrs is None
             account.resting, account.attempts = account.resting + rests, account.attempts + (not rests)
-            account.learns |= bool(row.grad_norm)
+            account.learns |= bool(row.grad_norm if row.clipped_grad_norm is None else row.clipped_grad_norm)
             account.has_loss |= row.loss != 0
             self._settle(account)
             if not rests and account.attempts in (_ENOUGH, _LONG):
@@ -215,7 +201,7 @@ class Liveness(StepObserver):
 
     def _look_and_judge(self, *, at_end: bool) -> None:
         for account in list(self._accounts.values()):
-            self._look(account, {"norm": None, "left": None})
+            self._look(account)
         self._readback.fetch({}, lambda _: self._judge(at_end=at_end))
 
     def _judge(self, *, at_end: bool) -> None:
@@ -224,8 +210,8 @@ class Liveness(StepObserver):
         if not forms or any(form is None for _, form in forms):
             return
         account, form = forms[0]
-        known = (self._models.parameters.get(id(each)) for each in account.parameters)
-        named = _named(each[0] for each in known if each is not None)
+        known = self._models.parameters
+        named = _named(known[id(each)][0] for each in account.parameters if id(each) in known)
         found = {"attempts": account.attempts or account.resting, "learns": account.learns, **named}
         self._trains = True  # nothing more is to be told
         self._accounts.clear()

@@ -11,11 +11,7 @@ from ampscope.trace.remote.location import location
 
 
 class Folders:
-    """Finds runs below some folders, and none elsewhere.
-
-    Args:
-        roots: The folders.
-    """
+    """Finds runs below some folders, and none elsewhere."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = [root.resolve() for root in roots]

@@ -42,11 +42,7 @@ RunName = Annotated[str, Field(description="A run as list_runs names it, or its 
 
 
 def server_of(folders: Sequence[Path]) -> MCPServer:
-    """A server that reads the runs below some folders, and nothing else.
-
-    Args:
-        folders: The folders.
-    """
+    """A server that reads the runs below some folders, and nothing else."""
     server = MCPServer("ampscope", instructions=INSTRUCTIONS, version=ampscope.__version__, log_level="WARNING")
     tools = Tools(Folders(folders))
     for tool in (tools.list_runs, tools.diagnose, tools.ranges, tools.scale, tools.compare, tools.tables, tools.query):

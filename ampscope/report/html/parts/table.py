@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from itertools import zip_longest
 from typing import NamedTuple
 
-from ampscope.report.html.markup import as_html, link_html
+from ampscope.report.html.markup import as_html
 
 #: Characters up to which a cell does not wrap.
 _ONE_LINE = 26
@@ -32,7 +31,6 @@ def table_html(
     rows: Sequence[Sequence[str]],
     *,
     numeric: Collection[str] = (),
-    links: Sequence[str] = (),
 ) -> str:
     """``rows`` under ``columns``.
 
@@ -40,15 +38,13 @@ def table_html(
         columns: Their names.
         rows: Of each row the cells.
         numeric: Columns that are set to the right.
-        links: Where the first cell of each row leads; nowhere where there are none.
     """
     aligned = ["num" if name in numeric else "" for name in columns]
     head = _cells("th", columns, aligned, [""] * len(columns))
     many = len(columns) > _MANY
     kind = " many" if many else ""
     names = [f' data-column="{as_html(name)}"' if many else "" for name in columns]
-    cells = (_cells("td", row, aligned, names) for row in rows)
-    body = "".join(f"<tr>{_linked(row, to)}</tr>" for row, to in zip_longest(cells, links, fillvalue=""))
+    body = "".join(f"<tr>{_cells('td', row, aligned, names)}</tr>" for row in rows)
     return (
         f'<div class="amp-scroll"><table class="amp-table{kind}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
@@ -57,15 +53,6 @@ def table_html(
 
 def _cells(tag: str, row: Sequence[str], aligned: Sequence[str], names: Sequence[str]) -> str:
     return "".join(_cell(tag, *cell) for cell in zip(row, aligned, names, strict=True))
-
-
-def _linked(cells: str, to: str) -> str:
-    """A row whose first cell's text is a link."""
-    if not to:
-        return cells
-    start = cells.index(">") + 1
-    end = cells.index("</td>")
-    return f"{cells[:start]}{link_html(to, cells[start:end])}{cells[end:]}"
 
 
 def _cell(tag: str, text: str, side: str, name: str) -> str:

@@ -12,7 +12,7 @@ import torch
 import ampscope
 from ampscope.analysis.causes import usage
 from ampscope.analysis.causes.catalogue import CATALOGUE, FAMILIES, OP_RULES, cause_in_words, explanation
-from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason, Turn
+from ampscope.analysis.causes.cause_entry import NOTHING_MORE, CauseEntry, Occurrence, Reason, Turn
 from ampscope.analysis.causes.mathematics import NegativeOperand
 from ampscope.analysis.causes.mathematics.division import TooFewValues
 from ampscope.analysis.causes.outside import CameIn, ChangedSince, FromOthers
@@ -22,7 +22,13 @@ from ampscope.analysis.causes.range.underflow import ConstantLost, Flushed, Grad
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.causes.usage import UsageEntry
 from ampscope.analysis.causes.usage.forms import FORMS
-from ampscope.analysis.causes.usage.reasons import HalfState, LearningRateMoved, OptimizerRestored, ScaleForgotten
+from ampscope.analysis.causes.usage.reasons import (
+    HalfState,
+    LearningRateMoved,
+    OptimizerRestored,
+    ScaleForgotten,
+    filled_in,
+)
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause, MistakeForm, Severity
 
 PACKAGE = Path(ampscope.__file__).parent
@@ -100,7 +106,7 @@ def test_a_usage_mistake_says_what_a_correct_loop_does() -> None:
 @pytest.mark.parametrize("form", MistakeForm)
 def test_a_form_is_known(form: MistakeForm) -> None:
     sentence = FORMS[form].sentence
-    assert not sentence or _is_sentence(sentence)
+    assert not sentence or _is_sentence(filled_in(sentence, NOTHING_MORE))
 
 
 # -- the sentences, word for word -------------------------------------------------------------------------------------

@@ -323,14 +323,14 @@ def test_a_restored_optimizer_with_a_fresh_scaler_matters_when_it_costs_steps(ru
 
 
 #: Mistakes that spoil nothing, and only cost steps.
-SEVERITIES = {Cause.MISUSE_SCALER_STATE_NOT_RESTORED: Severity.WARNING}
+SEVERITIES = dict.fromkeys((Cause.MISUSE_SCALER_STATE_NOT_RESTORED, Cause.AMP_WITHOUT_EFFECT), Severity.WARNING)
 
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause.is_usage])
 def test_a_mistake_that_capture_saw_is_told_with_its_line(run_folder: Path, cause: Cause) -> None:
     trace = TraceBuilder(run_folder)
     trace.step()
-    trace.finding(cause, line=42)
+    trace.finding(cause, line=42, evidence='{"learns": true}')
     diagnosis = diagnose(trace.close())
     (finding,) = diagnosis.findings
     if cause is Cause.MISUSE_SCHEDULER_ORDER:
