@@ -308,8 +308,7 @@ class Tape:
     def _refer(self, tensor: Tensor, originals: dict[int, Tensor] | None, overwrites: bool) -> TensorReference:
         known = self.results.by_id.get(id(tensor))
         if known is not None and known.tensor() is tensor:
-            unchanged = not tensor.requires_grad and tensor._version == known.version  # as most are
-            if unchanged or self._gave(known, tensor, overwrites):
+            if self._gave(known, tensor, overwrites):
                 return known.source
         gradient = self.gradients.find(tensor)
         return gradient or self.outside.refer(tensor, (originals or {}).get(id(tensor)))
