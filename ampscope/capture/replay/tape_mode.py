@@ -173,8 +173,9 @@ class TapeMode(TorchFunctionMode):
         if call is None or not self.recording or self._pause.on or self._guard.broken:
             return
         self._pause.others.__enter__()
-        before = _Before(call_state.current(self._types), None, call.kwargs, _NO_ORIGINALS)
-        self._note(UNNAMED, call.module, call.args, before, call.result)
+        with self._guard:
+            before = _Before(call_state.current(self._types), None, call.kwargs, _NO_ORIGINALS)
+            self._note(UNNAMED, call.module, call.args, before, call.result)
 
     def __torch_function__(  # noqa: C901, PLR0912  # each frame more would cost every function of the loop's
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -182,14 +183,14 @@ class TapeMode(TorchFunctionMode):
         kwargs = kwargs or {}
         result, before, is_loops = NOT_RUN, None, False
         try:
+            if self._may_compile and torch.compiler.is_compiling():  # first: Dynamo traces this, as far as it comes
+                return func(*args, **kwargs)
             facts = known_facts.get(func) or facts_of(func)
             if facts.asks or (facts.assigns_gradient and len(args) > 1 and args[1] is None):
                 return func(*args, **kwargs)
             captured = self._pause.cuda and self._pause.captures()
-            if captured or (self._may_compile and torch.compiler.is_compiling()):
-                return func(*args, **kwargs)
             recorded = torch_private.tracing_state() is not None or torch_private.graphs.in_the_making
-            if recorded or torch_private.symbolic_trace._is_fx_tracing_flag:
+            if captured or recorded or torch_private.symbolic_trace._is_fx_tracing_flag:
                 return func(*args, **kwargs)
             self._handling += 1
             try:
@@ -204,19 +205,14 @@ class TapeMode(TorchFunctionMode):
                         self.watcher(func, args, kwargs)
                 if not self.recording:
                     return func(*args, **kwargs) if self.edits is None else self._edit(self.edits, func, args, kwargs)
-                ambient = call_state.current(self._types)
-                if writes or facts.in_place or facts.draws or "generator" in kwargs:
-                    self._pause.begin_glance()
-                    before = self._before(facts, func, args, kwargs, ambient)
-                    self._pause.end_glance()
-                elif kwargs or self._latest is None or self._latest.ambient is not ambient:
-                    before = _Before(ambient, None, kwargs, _NO_ORIGINALS)
-                    self._latest = self._latest if kwargs else before
-                else:
-                    before = self._latest
+                before = self._before(facts, func, args, kwargs)
                 result = self.forms.call(func, args, kwargs) if self.forms.of_step else func(*args, **kwargs)
                 if before is not None and not self._guard.broken:
-                    self._note(facts, func, args, before, result)
+                    try:  # as ``with self._guard``, which is two calls more for each function of the loop's
+                        self._note(facts, func, args, before, result)
+                    except BaseException as error:
+                        if not self._guard.catches(error):
+                            raise
                     if func is torch.autograd.grad and self._asked is not None:
                         self._asked()
             finally:
@@ -256,24 +252,36 @@ class TapeMode(TorchFunctionMode):
             self._pause.end_glance()
         return result
 
-    def _before(
-        self, facts: FunctionFacts, func: Any, args: Any, kwargs: dict[str, Any], ambient: Ambient
-    ) -> _Before | None:
-        """The generators' states before the function draws from them; None after a fault."""
-        with self._guard:
+    def _before(self, facts: FunctionFacts, func: Any, args: Any, kwargs: dict[str, Any]) -> _Before | None:
+        """What must be known before a function runs, the generators' states too if it draws; None after a fault."""
+        try:
+            ambient = call_state.current(self._types)
+            in_place = facts.in_place or facts.writes or "out" in kwargs
+            if not (in_place or facts.draws or "generator" in kwargs):
+                if kwargs:
+                    return _Before(ambient, None, kwargs, _NO_ORIGINALS)
+                if self._latest is None or self._latest.ambient is not ambient:
+                    self._latest = _Before(ambient, None, kwargs, _NO_ORIGINALS)
+                return self._latest
+            self._pause.begin_glance()
             random = RandomState.take(_devices(args, kwargs)) if facts.draws else None
             generator = kwargs.get("generator")
             if generator is not None:
                 kwargs = {**kwargs, "generator": generator.clone_state()}
             originals: dict[int, Tensor] = {}
-            if facts.in_place or "out" in kwargs:
+            if in_place:
                 is_repeated = not self.after_backward
                 originals = self.recorded.overwritten_unknown(args, kwargs, is_repeated=is_repeated)
+            self._pause.end_glance()
             return _Before(ambient, random, kwargs, originals)
+        except BaseException as error:
+            if not self._guard.catches(error):
+                raise
+        self._pause.end()
         return None
 
     def _note(self, facts: FunctionFacts, func: Any, args: Any, before: _Before, result: Any) -> None:
-        """Takes a function down that has run; as `Pause.begin_glance` and ``with self._guard``, without their calls."""
+        """Takes a function down that has run; as between `Pause.begin_glance` and its end, without their calls."""
         began, self._pause.on = time.perf_counter(), True
         if torch_private.dispatch_stack.length():
             self._pause.others.__enter__()
@@ -294,13 +302,11 @@ class TapeMode(TorchFunctionMode):
                     originals=before.originals,
                     in_place=in_place,
                 )
-        except BaseException as error:
-            if not self._guard.catches(error):
-                raise
-        if self._pause.others.are_aside:
-            self._pause.others.__exit__()
-        self._pause.on = False
-        self._pause.glanced += time.perf_counter() - began
+        finally:
+            if self._pause.others.are_aside:
+                self._pause.others.__exit__()
+            self._pause.on = False
+            self._pause.glanced += time.perf_counter() - began
 
     def _makes(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> bool:
         """Whether a function has made tensors."""

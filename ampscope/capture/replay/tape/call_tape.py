@@ -307,9 +307,8 @@ class Tape:
 
     def _refer(self, tensor: Tensor, originals: dict[int, Tensor] | None, overwrites: bool) -> TensorReference:
         known = self.results.by_id.get(id(tensor))
-        if known is not None and known.tensor() is tensor:
-            if self._gave(known, tensor, overwrites):
-                return known.source
+        if known is not None and known.tensor() is tensor and self._gave(known, tensor, overwrites):
+            return known.source
         gradient = self.gradients.find(tensor)
         return gradient or self.outside.refer(tensor, (originals or {}).get(id(tensor)))
 
