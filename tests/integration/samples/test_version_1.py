@@ -30,7 +30,22 @@ from tests.support.printed import printed
 from tests.support.trace_builder import TraceBuilder
 
 #: Forms of a mistake that were not known when these traces were written.
-NEWER = {MistakeForm.NOTHING_SCALED, MistakeForm.UNSCALED_FOR_ANOTHER, MistakeForm.SCALED_TWICE}
+NEWER = {MistakeForm.NOTHING_SCALED, MistakeForm.UNSCALED_FOR_ANOTHER, MistakeForm.SCALED_TWICE} | {
+    MistakeForm(name)
+    for name in [
+        "all_frozen",
+        "no_gradient",
+        "zero_gradients",
+        "gradients_zeroed",
+        "other_parameters",
+        "rounded_away",
+        "no_learning_rate",
+        "autocast_switched_off",
+        "autocast_elsewhere",
+        "autocast_outside",
+        "autocast_float32",
+    ]
+}
 VERSION_1 = Path(__file__).parent / "version_1"
 RUNS = sorted(manifest.parent.name for manifest in VERSION_1.glob(f"*/{MANIFEST}"))
 
@@ -76,13 +91,13 @@ def test_the_json_is_what_it_was(name: str) -> None:
 
 def _where_both(one: Any, other: Any) -> Any:
     """``one`` without what ``other`` does not know: what is empty, as a statistic that was not measured then, how many
-    ranks there are, the last good step, and of a remedy its kind, why it was not tried, and its diff.
+    ranks there are, how much was checked, the last good step, and of a remedy its kind, why it was not tried, and its diff.
     """
     if isinstance(one, dict) and isinstance(other, dict):
         new = {
             key
             for key, value in one.items()
-            if key not in other and (not value or key in ("world", "last_good", "kind", "untried", "diff"))
+            if key not in other and (not value or key in ("world", "last_good", "kind", "untried", "diff", "checked"))
         }
         return {key: _where_both(value, other.get(key)) for key, value in one.items() if key not in new}
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):

@@ -105,8 +105,8 @@ def _is_early(parted: Mapping[tuple[int, int], Mapping[Shared, list[int]]]) -> b
 
 def _first_norms(run: Run, rank: int | None = None) -> dict[int, dict[tuple[int, int], float]]:
     """The gradient norms of each rank at the first steps, by optimizer and step."""
-    where = f"step < {_FIRST} AND grad_norm IS NOT NULL"
-    rows = collect_expressions(run.table(Table.STEPS, rank=rank), "rank, optimizer, step, grad_norm", where=where)
+    where, steps = f"step < {_FIRST} AND grad_norm IS NOT NULL", run.table(Table.STEPS, rank=rank)
+    rows = collect_expressions(steps, f"rank, optimizer, step, {_NORM}", where=where)
     norms: dict[int, dict[tuple[int, int], float]] = defaultdict(dict)
     for each, optimizer, step, norm in rows:
         norms[each][optimizer, step] = norm
@@ -135,13 +135,15 @@ def _groups(run: Run) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(ranks) for ranks in alike.values() if len(ranks) > 1)
 
 
-_FINITE = "CASE WHEN isfinite(grad_norm) THEN grad_norm END"
+#: Of what the optimizer was given: a loop may reduce gradients across ranks by itself.
+_NORM = "coalesce(clipped_grad_norm, grad_norm)"
+_FINITE = f"CASE WHEN isfinite({_NORM}) THEN {_NORM} END"
 #: In the engine's words, over the ranks of a group at one step.
 _DIFFERS = {
     Shared.SKIPPED: "bool_or(skipped) <> bool_and(skipped)",
     Shared.SCALE: "min(scale) <> max(scale)",
     Shared.GRAD_NORM: (
-        f"(count({_FINITE}) > 0 AND count({_FINITE}) < count(grad_norm)) OR "
+        f"(count({_FINITE}) > 0 AND count({_FINITE}) < count({_NORM})) OR "
         f"max({_FINITE}) - min({_FINITE}) > {ROUNDING} * max({_FINITE})"
     ),
 }

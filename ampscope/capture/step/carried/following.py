@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from ampscope.capture.replay.tape.routine import FIRST_STEPS
 from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.communication.sharded_models import obstacle_to_replay
 from ampscope.capture.torch_support.models import Models
@@ -32,12 +33,14 @@ class Following:
         self.learning = True
         self.idle = 0
         self._models = models
+        self._early = True
         self._alert = 0  # steps for which it goes on
         self._obstacle = (-1, "")  # to following, as of that revision of the models
 
     def step_ended(self, number: int, *, bad: bool) -> None:
         """As many steps have ended as ``number`` says."""
         self._alert = ALERT_STEPS if bad else max(self._alert - 1, 0)
+        self._early = number < FIRST_STEPS
         self.learning = number <= LEARNED_STEPS or not number & (number - 1) or not (number - 1) & (number - 2)
 
     def is_on(self, *, carries: bool, suspects: bool) -> bool:
@@ -57,7 +60,7 @@ class Following:
             calls: That the loop made when it was listened to last.
             suspects: As for `is_on`.
         """
-        return self.learning or self._alert > 0 or suspects or calls <= MOST_HEARD
+        return self._early or self.learning or self._alert > 0 or suspects or calls <= MOST_HEARD
 
     def may_listen(self) -> bool:
         """Whether a mode may be installed: a compiler would put it into the loop's code.

@@ -40,7 +40,9 @@ def train(folder: Path, calls: Sequence[Call]) -> ampscope.Scope:
     with ampscope.watch(model, scaler, dir=folder) as scope:
         for call in calls:
             optimizer.zero_grad()
-            scaler.scale(call(model, torch.ones(4, 8)).square().mean()).backward()
+            with torch.autocast("cpu", torch.float16):
+                loss = call(model, torch.ones(4, 8)).square().mean()
+            scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
     return scope

@@ -292,7 +292,9 @@ def scaled(
 
     def step_of(fails: bool) -> None:
         optimizer.zero_grad()
-        scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(torch.randn(4, 8)).square().mean()
+        scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         if fails and after_unscaling is not None:
             after_unscaling()

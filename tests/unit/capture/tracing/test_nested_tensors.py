@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import ampscope
 from ampscope.analysis.results import Incident
 from ampscope.trace.schema import Node, Phase
-from ampscope.trace.vocabulary import Cause, Verdict
+from ampscope.trace.vocabulary import Cause
 from tests.support.training.small_loop import POISONED, STEPS, WIDTH, make_scaler
 from tests.support.training.step_traces import Trace, line_of
 from tests.support.training.twin_runs import EXACT, Loop, Watched, train_both
@@ -83,7 +83,8 @@ def test_a_healthy_run_is_traced_and_changed_by_nothing(
 ) -> None:
     watched = train_both(partial(train, layout=layout, forward=forward), run_folder, every=1)
     assert (watched.warnings, watched.incidents) == ([], [])
-    assert ampscope.diagnose(run_folder).verdict is Verdict.HEALTHY
+    found = ampscope.diagnose(run_folder)
+    assert (found.incidents, {each.cause for each in found.findings}) == ((), {Cause.AMP_WITHOUT_EFFECT})  # no autocast
     op = Trace(watched.run, STEPS - 1).one("relu", phase=Phase.FORWARD)
     assert op.site.line == line_of(Net, "torch.relu")
     assert (op.out.numel, op.out.min) == (sum(LENGTHS) * WIDTH, 0.0)

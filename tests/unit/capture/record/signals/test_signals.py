@@ -282,7 +282,7 @@ def test_the_address_of_a_webhook_is_nowhere_in_the_trace(tmp_path: Path) -> Non
     assert written
     assert not [path for path in written if address.encode() in path.read_bytes() or b"SECRET" in path.read_bytes()]
     manifest = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert 'webhook="http://..."' in manifest["configuration"]["watched_at"]["code"]
+    assert 'webhook="http://127.0.0.1:9/...redacted"' in manifest["configuration"]["watched_at"]["code"]
 
 
 @pytest.mark.parametrize(
