@@ -127,9 +127,7 @@ def test_what_was_changed_is_told_first(trained: Trained, name: str) -> None:
     assert not found.identical
     expected = Likeness.WITHIN_TOLERANCE if name in WITHIN_TOLERANCE else Likeness.DIFFERENT
     assert found.likeness is expected
-    within = (
-        name in WITHIN_TOLERANCE or name == "no autocast"
-    )  # of which the verdict is another: its scaler is for nothing
+    within = name in WITHIN_TOLERANCE or name == "no autocast"  # its verdict is another
     assert (found.first_divergence is None) == within
 
 
