@@ -20,7 +20,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.fx import _symbolic_trace as symbolic_trace
+from torch.fx import _symbolic_trace
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as module_calls
 from torch.overrides import TorchFunctionMode
@@ -222,6 +222,10 @@ def default_device() -> Any:
 functorch_level: Callable[[], Any] = _private("_functorch.peek_interpreter_stack") or (lambda: None)
 #: What ``torch.jit.trace`` records into; None where it does not. Torch's own module call asks the same way.
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
+
+
+#: Its flag tells that ``torch.fx`` traces.
+symbolic_trace: Any = _symbolic_trace
 
 
 def in_functorch() -> bool:
