@@ -56,6 +56,7 @@ WAITS: dict[str, str] = {
     "step/measures/lost_gradients.py total_norm": REPLAYED,
     "step/measures/lost_gradients.py _sum": REPLAYED,
     "step/measures/liveness.py _came": ON_HOST,
+    "step/measures/liveness.py arrived": ON_HOST,
     "step/measures/progress.py note": "a loss of several elements, in the few steps that are looked at",
     "step/measures/state/evidence.py _counts": REPLAYED,
     "step/measures/state/state_watch.py _is_finite": ARRIVED,
