@@ -201,7 +201,7 @@ def test_an_error_that_leaves_the_run_is_told_wherever_it_was_raised(
 
 class _HalfMade(torch.distributions.Normal):
     def __init__(self) -> None:
-        super().__init__(torch.tensor(-1.0), torch.tensor(-1.0))
+        super().__init__(torch.tensor(-1.0), torch.tensor(-1.0), validate_args=True)  # others may switch it off
         self.factor = 2.0
 
     def __getattr__(self, name: str) -> object:
