@@ -185,7 +185,7 @@ class Tracer(OwnMode):
                     makes = makes or bool(places.marked.unread)
                     if makes or not operator.passes_through:
                         node = torch_private.current_backward_node()
-                        caller = sys._getframe(1) if node is not None else None
+                        caller = sys._getframe().f_back if node is not None else None  # none on a thread of autograd's
                         note = self._note_past_modes if self._in_replay else self._note
                         with self._one_at_a_time:
                             note(operator, (args, kwargs), result, number if makes else None, (node, caller))
