@@ -136,6 +136,8 @@ class Attempts:
                 whose: dict[int | None, Any] = {id(each): each for each in known}
                 norms = {key: gradients.total_norm(each) for key, each in (whose or self._all()).items()}
                 self.cycle.opened.given_norms = {key: norm for key, norm in norms.items() if norm is not None}
+                for norm in self.cycle.opened.given_norms.values():
+                    self.cycle.opened.send(norm)  # so that whoever has waited for the next norm has this one, too
 
     def _is_all(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer steps all that is trained."""
