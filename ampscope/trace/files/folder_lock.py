@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import time
-import weakref
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -160,7 +159,7 @@ def _try_lock(descriptor: int, *, shared: bool) -> bool:
     return True
 
 
-_open_locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+_open_locks: set[FolderLock] = set()
 
 
 def _forget_in_child() -> None:

@@ -91,7 +91,8 @@ class Run(TableFrames, NotebookRepr):
         self._scan = Scan(self.path)
         self._small = SmallTables(self._scan)
         self._local = threading.local()
-        self._connections: weakref.WeakSet[duckdb.DuckDBPyConnection] = weakref.WeakSet()  # of threads that live
+        # Of each thread; no weak set, whose callback in Python would swallow what a signal handler raises in it.
+        self._connections: set[weakref.ref[duckdb.DuckDBPyConnection]] = set()
         self._lock = threading.Lock()
 
     @property
@@ -218,15 +219,20 @@ class Run(TableFrames, NotebookRepr):
 
     def interrupt(self) -> None:
         """End the queries that any thread has running here; they raise `duckdb.InterruptException`."""
-        for connection in (*self._connections, self._database):
+        for connection in self._open_connections():
             connection.interrupt()
 
     def close(self) -> None:
         """Give the memory back, and end what was started; frames that were taken are void."""
         if self._engine is not None:
             self._engine.close()
-        for connection in (*self._connections, self._database):
+        for connection in self._open_connections():
             connection.close()
+
+    def _open_connections(self) -> list[duckdb.DuckDBPyConnection]:
+        """Those of the threads that live, and the database's own, which is the last."""
+        found = [known() for known in tuple(self._connections)]
+        return [*(connection for connection in found if connection is not None), self._database]
 
     def __enter__(self) -> Run:
         return self
@@ -243,7 +249,8 @@ class Run(TableFrames, NotebookRepr):
         connection = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = self._database.cursor()
-            self._connections.add(connection)
+            self._connections.difference_update([known for known in tuple(self._connections) if known() is None])
+            self._connections.add(weakref.ref(connection))
             self._local.relations = {}
         return cast(duckdb.DuckDBPyConnection, connection)
 

@@ -43,7 +43,8 @@ TAKING_AWAY = {
     "FastPaths.insert": 2,
     "TapeMode.remove": 2,
     "LoopMode.remove": 2,
-    "others_aside.<locals>.<lambda>": 3,
+    "_is_ours": 3,
+    "OthersAside._put_back": 3,
     "PerThread._take_ours": 3,
     "PerThread._put_ours": 3,
 }
