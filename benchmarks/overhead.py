@@ -4,6 +4,7 @@
     python benchmarks/overhead.py --sizes small --steps 60
     python benchmarks/overhead.py --device cuda
     python benchmarks/overhead.py --isolate          # each variant in a process of its own
+    python benchmarks/overhead.py --against ../old   # and AMPscope as it is in another checkout, in turns
 
 The variants take turns in short blocks, in an order that rotates, so that a machine that grows slower or busier slows
 all of them. A ratio is taken within a round, between neighbours in time; the table shows the rounds' median and the
@@ -19,7 +20,7 @@ import statistics
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from workload import SIZES, Place, usual_dtype
 RESULTS = Path(__file__).parent / "results"
 #: Timed steps a variant takes unless ``--steps`` says otherwise.
 STEPS = {"tiny": 120, "small": 60, "large": 16}
+#: After the name of a variant: with the AMPscope of the other checkout.
+OTHER = ", other tree"
 #: Past the steps at a run's start in which AMPscope looks closely by default.
 WARM_UP = 12
 
@@ -53,17 +56,17 @@ class Plan:
     block: int
     warm_up: int
     isolate: bool
+    other_tree: Path | None = None
 
 
 @contextmanager
 def _stages(
     names: list[str], size: str, place: Place, plan: Plan, into: dict[str, Measured]
 ) -> Iterator[dict[str, Stage]]:
-    kind = Elsewhere if plan.isolate else Here
     stages: dict[str, Stage] = {}
     for name in names:
         try:
-            stages[name] = kind(name, size, place)
+            stages[name] = _elsewhere(name, size, place, plan) if plan.isolate else Here(name, size, place)
         except Unavailable as reason:
             into[name].skipped = str(reason)
     try:
@@ -72,6 +75,11 @@ def _stages(
         with ExitStack() as closing:
             for name, stage in stages.items():
                 closing.callback(_close, stage, into[name])
+
+
+def _elsewhere(name: str, size: str, place: Place, plan: Plan) -> Stage:
+    tree = plan.other_tree if name.endswith(OTHER) else None
+    return Elsewhere(name.removesuffix(OTHER), size, place, tree)
 
 
 def _close(stage: Stage, measured: Measured) -> None:
@@ -93,12 +101,12 @@ def measure(names: list[str], size: str, place: Place, plan: Plan) -> dict[str, 
     return measured
 
 
-def measure_memory(names: list[str], size: str, place: Place) -> dict[str, int]:
+def measure_memory(names: list[str], size: str, place: Place, plan: Plan) -> dict[str, int]:
     """Peak memory of a run's first steps, each variant alone in a new process; bytes."""
     peaks: dict[str, int] = {}
     for name in names:
         try:
-            stage = Elsewhere(name, size, place)
+            stage = _elsewhere(name, size, place, plan)
         except Unavailable:
             continue
         stage.run(WARM_UP)
@@ -165,6 +173,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--block", type=int, default=2, help="steps a variant takes in a turn")
     parser.add_argument("--warm-up", type=int, default=WARM_UP, help="steps taken before, reported apart")
     parser.add_argument("--isolate", action="store_true", help="each variant in a process of its own")
+    parser.add_argument("--against", type=Path, metavar="TREE", help="another checkout, whose AMPscope takes turns too")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float16", "bfloat16"), help="fp16, or bf16 on a CPU without fp16 units")
     parser.add_argument("--threads", type=int, help="threads torch may use in an op")
@@ -180,16 +189,24 @@ def main() -> int:
     dtype = getattr(torch, args.dtype) if args.dtype else usual_dtype(args.device)
     place = Place(args.device, dtype, torch.get_num_threads())
     names = [UNWATCHED, *(name for name in args.variants if name != UNWATCHED)]
+    if args.against:
+        names += [name + OTHER for name in names if name.startswith("ampscope")]
     facts = machine(place)
     print(", ".join(f"{key} {value}" for key, value in facts.items()))
-    report: dict[str, Any] = {"machine": facts, "isolated": args.isolate, "sizes": {}}
+    report: dict[str, Any] = {"machine": facts, "isolated": args.isolate or bool(args.against), "sizes": {}}
     for size in args.sizes:
-        plan = Plan(args.steps or STEPS[size], args.block, args.warm_up, args.isolate)
+        plan = Plan(
+            args.steps or STEPS[size], args.block, args.warm_up, args.isolate or bool(args.against), args.against
+        )
         measured = measure(names, size, place, plan)
-        peaks = {} if args.no_memory else measure_memory(names, size, place)
+        peaks = {} if args.no_memory else measure_memory(names, size, place, plan)
         rows = summarize(measured, peaks)
         show(f"{size}: {asdict(SIZES[size])}", rows)
-        report["sizes"][size] = {"shape": asdict(SIZES[size]), "plan": asdict(plan), "rows": rows}
+        report["sizes"][size] = {
+            "shape": asdict(SIZES[size]),
+            "plan": asdict(replace(plan, other_tree=None)),
+            "rows": rows,
+        }
     output = args.output or RESULTS / f"{args.device}.json"
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(report, indent=2) + "\n")

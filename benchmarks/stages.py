@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
+import sys
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -52,12 +53,16 @@ class Here:
 
 
 class Elsewhere:
-    """A variant in a process of its own, which stays and waits for its turns."""
+    """A variant in a process of its own, which stays and waits for its turns.
 
-    def __init__(self, name: str, size: str, place: Place) -> None:
+    Args:
+        tree: Another checkout, whose ``ampscope`` is imported there; this one's where it is None.
+    """
+
+    def __init__(self, name: str, size: str, place: Place, tree: Path | None = None) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, end = context.Pipe()
-        self.process = context.Process(target=_serve, args=(end, name, size, place), daemon=True)
+        self.process = context.Process(target=_serve, args=(end, name, size, place, tree), daemon=True)
         self.process.start()
         self._answer()
 
@@ -79,7 +84,9 @@ class Elsewhere:
         return answer
 
 
-def _serve(pipe: Connection, name: str, size: str, place: Place) -> None:
+def _serve(pipe: Connection, name: str, size: str, place: Place, tree: Path | None) -> None:
+    if tree is not None:
+        sys.path.insert(0, str(tree.resolve()))
     torch.set_num_threads(place.threads)
     try:
         stage = Here(name, size, place)

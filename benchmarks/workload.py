@@ -1,4 +1,4 @@
-"""The training that is measured: a transformer on random frames, autocast, GradScaler, AdamW, a plain loop."""
+"""The training that is measured: a transformer on random frames, autocast, GradScaler, clipping and AdamW."""
 
 from __future__ import annotations
 
@@ -116,6 +116,8 @@ class Training:
             logits = self.model(self.frames if frames is None else frames)
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), self.labels.flatten())
         self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
