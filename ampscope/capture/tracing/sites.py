@@ -83,8 +83,11 @@ class Sites:
         """The number of a site, a new one when it is first seen."""
         known = self._ids.get(point)
         if known is None:
-            known = self._ids[point] = self.first + len(self._points)
-            self._points.append(point)
+            known = self.first + len(self._points)
+            self._points.append(
+                point
+            )  # first: where a signal comes between the two, a number is lost, none is given twice
+            self._ids[point] = known
         return known
 
     def point(self, site: int) -> Point:
@@ -100,8 +103,9 @@ class Sites:
 
     def new_rows(self) -> list[SiteRow]:
         """Rows of the sites seen since the last call."""
-        before, self._handed_over = self._handed_over, len(self._points)
-        return [self._row(index) for index in range(before, self._handed_over)]
+        rows = [self._row(index) for index in range(self._handed_over, len(self._points))]
+        self._handed_over += len(rows)
+        return rows
 
     def row(self, site: int) -> SiteRow:
         """The trace's row for a site."""

@@ -59,9 +59,9 @@ class Ranges:
         self._sites = sites
         self._numbers: dict[tuple[Any, ...], int] = {}  # of places
         self._places: list[int] = []  # of each site
-        self._tops: list[float] = []  # by place, base-2 logarithm of the largest number that its results can hold
-        self._normals: list[int] = []  # and the exponent of the smallest normal one
-        self._moves: list[bool] = []  # whether what it gives is as the model makes it, and may grow
+        # By place: base-2 logarithm of the largest number that its results can hold, exponent of the smallest normal
+        # one, and whether what it gives is as the model makes it, and may grow. One list: a signal may come at any line.
+        self._limits: list[tuple[float, int, bool]] = []
         self._before: NDArray[np.float64] = np.empty(0)
         self._steps: NDArray[np.float64] = np.empty(0)  # at which that was
         self._overflown: set[int] = set()  # places that were infinite
@@ -77,7 +77,8 @@ class Ranges:
             high: Their greatest.
         """
         self._describe()
-        count, place = len(self._tops), np.array(self._places, np.intp)[site.astype(np.intp) - self._sites.first]
+        count, place = len(self._limits), np.array(self._places, np.intp)[site.astype(np.intp) - self._sites.first]
+        tops, normals, moves = np.array(self._limits, float).reshape(-1, 3).T
         largest = np.full(count, np.nan)
         np.fmax.at(largest, place, np.fmax(np.abs(low), np.abs(high)))
         before, since = (_longer(each, count) for each in (self._before, self._steps))
@@ -86,12 +87,12 @@ class Ranges:
         self._before, self._steps = np.where(known, largest, before), np.where(known, step, since)
         with np.errstate(divide="ignore", invalid="ignore"):
             bits, earlier = np.log2(largest), np.log2(before)
-            headroom = np.array(self._tops) - bits
-            moved = (largest != before) & np.isfinite(earlier) & np.isfinite(bits) & np.array(self._moves, bool)
+            headroom = tops - bits
+            moved = (largest != before) & np.isfinite(earlier) & np.isfinite(bits) & (moves != 0)
             pace = np.where(moved & (bits > earlier), (bits - earlier) / np.fmax(step - since, 1.0), 0.0)
             left = np.where(pace > 0, headroom / pace, np.inf)
             left[moved & (headroom < NEAR_BITS)] = 0.0
-            room = np.fmin(headroom, bits - np.array(self._normals))
+            room = np.fmin(headroom, bits - normals)
         self._keep(step, bits)
         close = np.isfinite(room[place]) & (room[place] < _CLOSE_BITS)
         nearest = {int(number): float(bit) for number, bit in zip(site[close], room[place][close], strict=True)}
@@ -105,14 +106,14 @@ class Ranges:
             return []
         count = min(len(self._samples[-1][1]), _MOST_PLACES)
         heights = np.array([_longer(bits, count) for _, bits in self._samples])
-        tops, moves = np.array(self._tops[:count]), np.array(self._moves[:count], bool)
+        tops, _, moves = np.array(self._limits[:count], float).reshape(-1, 3).T
         with np.errstate(invalid="ignore"):
             heights[~np.isfinite(heights)] = np.nan
             seen = np.count_nonzero(~np.isnan(heights), 0)
             last, least = np.fmax.reduce(heights[-NEWEST:], 0), np.fmin.reduce(heights, 0)
             varies = np.fmax.reduce(heights, 0) > least
             room = tops - last
-            asked = np.flatnonzero(moves & varies & (seen >= NEWEST) & ~np.isnan(heights[-1]) & (room > 0))
+            asked = np.flatnonzero((moves != 0) & varies & (seen >= NEWEST) & ~np.isnan(heights[-1]) & (room > 0))
             asked = asked[~np.isin(asked, list(self._overflown))]  # those were judged by what came of it
         near = np.argsort(room[asked] / np.fmax(last - least, _LEAST_MOVED)[asked], kind="stable")[:_MOST_ASKED]
         found = [self._ahead(int(place), heights[:, place], float(room[place])) for place in asked[near]]
@@ -121,8 +122,8 @@ class Ranges:
     def _ahead(self, place: int, heights: NDArray[np.float64], room: float) -> Ahead | None:
         steps = [step for step, _ in self._samples]
         points = [(step, bit) for step, bit in zip(steps, heights.tolist(), strict=True) if not math.isnan(bit)]
-        reaches = may_reach(points, self._tops[place])
-        expected = forecast_overflow(points, self._tops[place]) if reaches else None
+        top, _, _ = self._limits[place]
+        expected = forecast_overflow(points, top) if may_reach(points, top) else None
         return Ahead(place, room, expected) if expected is not None or room < TOLD_BITS else None
 
     def is_of(self, site: int, place: int) -> bool:
@@ -142,12 +143,13 @@ class Ranges:
             formats = [FINFO[name] for name in map(dtype_name, point.outputs.dtypes) if name in FINFO]
             narrow = min(formats, key=lambda each: each.max, default=None)
             key = (point.op, point.module, point.phase, point.place.file, point.place.line, point.name, narrow)
-            place = self._numbers.setdefault(key, len(self._numbers))
+            place = self._numbers.get(key)
+            if place is None:
+                place, may_grow = len(self._limits), narrow is not None and _may_grow(point)
+                top, normal = (math.log2(narrow.max), narrow.normal) if narrow else (math.inf, -(1 << 14))
+                self._limits.append((top, normal, may_grow))
+                self._numbers[key] = place
             self._places.append(place)
-            if place == len(self._tops):
-                self._tops.append(math.log2(narrow.max) if narrow else math.inf)
-                self._normals.append(narrow.normal if narrow else -(1 << 14))
-                self._moves.append(narrow is not None and _may_grow(point))
 
 
 def _may_grow(point: Point) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from ampscope.capture.tracing.sampling.ranges import Outlook, Ranges
 from ampscope.capture.tracing.sites import Point, Signature, Sites
 from ampscope.trace.schema import Phase
+from tests.support.training.injuries.interrupting import Interrupting
 
 FIRST = 5  #: number of the first site: the run was resumed
 
@@ -95,3 +97,29 @@ def test_what_cannot_grow_is_not_followed(op: str) -> None:
     for step in range(0, 400, 20):
         ranges.note(step, np.array([0]), np.array([0.0]), np.array([2.0 ** (step / 40)]))
     assert ranges.ahead() == []
+
+
+def test_what_interrupts_it_leaves_no_site_half_described() -> None:
+    """A signal may come between any two lines; the next sample is told as if none had come."""
+
+    def interrupted(line: int) -> tuple[list[Outlook], Interrupting]:
+        sites = Sites(0, str)
+        ranges, interrupting = Ranges(sites), Interrupting(line, _preempt, "Ranges._describe")
+        for name, dtype in (("a", torch.float16), ("b", torch.bfloat16), ("c", torch.float16)):
+            sites.number(Point(name, phase=Phase.FORWARD, outputs=Signature((dtype,), ((1,),))))
+        site, low = np.arange(3), np.zeros(3)
+        with contextlib.suppress(InterruptedError), interrupting:
+            ranges.note(0, site, low, np.array([1.0, 2.0, 3.0]))
+        samples = (4, np.array([16.0, 8.0, 60000.0])), (8, np.array([64.0, 9.0, 50000.0]))
+        return [ranges.note(step, site, low, high) for step, high in samples], interrupting
+
+    expected, run = interrupted(0)
+    assert run.lines > 20
+    for line in range(1, run.lines):
+        outlooks, run = interrupted(line)
+        assert run.where is not None
+        assert outlooks[1] == expected[1], run.where
+
+
+def _preempt() -> None:
+    raise InterruptedError
