@@ -60,7 +60,7 @@ class Ranges:
         self._numbers: dict[tuple[Any, ...], int] = {}  # of places
         self._places: list[int] = []  # of each site
         # By place: base-2 logarithm of the largest number that its results can hold, exponent of the smallest normal
-        # one, and whether what it gives is as the model makes it, and may grow. One list: a signal may come at any line.
+        # one, and whether what it gives is as the model makes it, and may grow. One list: a signal may come between.
         self._limits: list[tuple[float, int, bool]] = []
         self._before: NDArray[np.float64] = np.empty(0)
         self._steps: NDArray[np.float64] = np.empty(0)  # at which that was
