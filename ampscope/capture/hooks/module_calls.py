@@ -86,9 +86,11 @@ class _Learning:
         self._handles.update(zip(self._numbers, handles, strict=True))
 
     def remove(self) -> None:
-        """Removes them; safe to call twice."""
+        """Removes them; safe to call twice, and again where a signal has come within."""
         for number in self._numbers:
-            self._handles.pop(number).remove()
+            if (handle := self._handles.get(number)) is not None:
+                handle.remove()
+                self._handles.pop(number, None)
         self._numbers = ()
 
 

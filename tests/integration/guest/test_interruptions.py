@@ -40,6 +40,7 @@ _SOAK, _SHARDS = 1000, 4
 #: What puts hooks and modes in place and takes them away, and how many of its lines are interrupted, the last first.
 TAKING_AWAY = {
     "ModuleStack.remove": 4,
+    "_Learning.remove": 6,
     "FastPaths.insert": 2,
     "TapeMode.remove": 2,
     "LoopMode.remove": 2,
