@@ -166,13 +166,14 @@ class StateWatch(StepObserver):
         self._tell(bad, attempt.index, attempt.step, attempt, Looked.FORESEEN)
 
     def run_ended(self, _: RunEnd) -> None:
-        """Looks at everything once more; waits for the device."""
-        for number, optimizer in self._optimizers.by_number().items():
+        """Looks at everything once more, at the weights also where their optimizer is gone; waits for the device."""
+        optimizers: dict[int, Optimizer | None] = {0: None, **self._optimizers.by_number()}
+        for number, optimizer in optimizers.items():
             if number in self._ruined:
                 continue
             step = self._optimizers.step_at(number) - 1
             once = [*weights(self._models), *self._averages.held()] if not number else []
-            held = [*once, *optimizer_state(optimizer, self._models)]
+            held = [*once, *(optimizer_state(optimizer, self._models) if optimizer is not None else ())]
             bad = self._bad(held, map(float, largest([each.tensor for each in held])))
             self._tell([*bad, *(self._written.now_bad() if not number else ())], number, step, None)
 

@@ -238,3 +238,28 @@ def test_the_diagnosis_counts_the_looks_that_were_taken(run_folder: Path, monkey
             optimizer.step()
     checked = ampscope.diagnose(run_folder).checked
     assert (checked.state_looks, checked.gradients) == (len(looked) + 1, 70)  # and once more at the end
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_weights_are_looked_at_a_last_time_when_their_optimizer_is_gone(bad: bool, tmp_path: Path) -> None:
+    model = net()
+
+    def train() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+
+    with ampscope.watch(model, dir=tmp_path / "run", quiet=True):
+        train()
+        gc.collect()
+        if bad:
+            with torch.no_grad():
+                next(model.parameters())[0, 0] = math.nan
+    found = ampscope.diagnose(tmp_path / "run")
+    if bad:
+        assert isinstance(found.primary, Incident)
+        assert (found.primary.cause, found.primary.tripped) == (Cause.BAD_WEIGHT, ("0.weight",))
+    else:
+        assert found.verdict == Verdict.HEALTHY
