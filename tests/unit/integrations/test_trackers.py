@@ -216,7 +216,10 @@ class TestWandB:
 
     @staticmethod
     def records(tmp_path: Path) -> list[Any]:
-        """The records of the one run that was written offline."""
+        """The records of the one run that was written offline; the service writes the last ones when it ends."""
+        import wandb
+
+        wandb.teardown()
         (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
         return list(records(file))
 
