@@ -97,7 +97,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/incidents.py
-	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/gpt2.py
+	$(BIN)/python benchmarks/gpt2.py --time
 	$(BIN)/python benchmarks/frameworks.py
 
 # With the Python at hand (PYTHON=...), whose torch is the one for its GPU; it needs torch and pyarrow, nothing else.
