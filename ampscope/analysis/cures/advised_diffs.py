@@ -8,9 +8,8 @@ from math import ceil, copysign, log10
 
 from ampscope.analysis.causes.cause_entry import Reason
 from ampscope.analysis.causes.outside import CameIn
-from ampscope.analysis.causes.range.literal import Literal
-from ampscope.analysis.causes.range.overflow import Overflowed
-from ampscope.analysis.causes.range.underflow import ConstantLost
+from ampscope.analysis.causes.overflow import Literal, Overflowed
+from ampscope.analysis.causes.underflow import ConstantLost
 from ampscope.analysis.causes.unknown import InfiniteConstant
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.program_lines import Program

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
-from ampscope.analysis.causes.range.overflow import ScaleInLoop
+from ampscope.analysis.causes.overflow import ScaleInLoop
 from ampscope.analysis.cures import other_forms, tried_remedies
 from ampscope.analysis.cures.advice import beside
 from ampscope.analysis.cures.explicit_half import ExplicitHalf

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.catalogue import CATALOGUE
-from ampscope.analysis.causes.range.wider_dtype import USE_BFLOAT16
+from ampscope.analysis.causes.untried import USE_BFLOAT16
 from ampscope.analysis.cures import explicit_half, other_forms, own_words
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.keeping import keeping

@@ -10,8 +10,7 @@ import numpy as np
 
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE
 from ampscope.analysis.causes.outside import ChangedSince
-from ampscope.analysis.causes.range.literal import Literal
-from ampscope.analysis.causes.range.overflow import LossGrew, ScaleInLoop
+from ampscope.analysis.causes.overflow import Literal, LossGrew, ScaleInLoop
 from ampscope.analysis.causes.recognition import Recognised
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.numerics.arrays import FloatArray

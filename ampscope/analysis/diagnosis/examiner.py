@@ -10,7 +10,7 @@ from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import LostBefore, Occurrence, Reason
 from ampscope.analysis.causes.harmless import ScaleFell, Unexplained
 from ampscope.analysis.causes.outside import CameIn
-from ampscope.analysis.causes.range.overflow import LossGrew
+from ampscope.analysis.causes.overflow import LossGrew
 from ampscope.analysis.causes.recognition import Recognised, first_overflow, parameters_module, recognise
 from ampscope.analysis.causes.unknown import Observed, wider_reduction
 from ampscope.analysis.cures import explicit_half, trials, tried_rows

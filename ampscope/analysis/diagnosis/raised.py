@@ -8,7 +8,7 @@ from typing import Any
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import Match, Occurrence
 from ampscope.analysis.causes.outside import Raised
-from ampscope.analysis.causes.range.literal import Literal
+from ampscope.analysis.causes.overflow import Literal
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.origin.step_graph import public_phase
 from ampscope.analysis.results import Incident, Operand, SourceLine

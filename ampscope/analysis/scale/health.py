@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampscope.analysis.causes import untried
-from ampscope.analysis.causes.range.overflow import SMALLER_LOSS
+from ampscope.analysis.causes.overflow import SMALLER_LOSS
 from ampscope.analysis.results import Remedy, ScaleHealth, ScaleVerdict
 from ampscope.analysis.scale import hopeless_skips
 from ampscope.analysis.scale.course import Attempts, Course

@@ -9,7 +9,7 @@ from typing import Any
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.causes.unknown import Observed
-from ampscope.analysis.causes.usage.reasons import (
+from ampscope.analysis.causes.usage import (
     LearningRateMoved,
     OptimizerRestored,
     ScaleForgotten,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
-from ampscope.analysis.causes.usage import UsageEntry
-from ampscope.analysis.causes.usage.forms import (
+from ampscope.analysis.causes.usage import UsageEntry, filled_in
+from ampscope.analysis.causes.usage_forms import (
     CLIPPED_IN_FRAMEWORK,
     EDITED_IN_FRAMEWORK,
     FORMS,
@@ -15,7 +15,6 @@ from ampscope.analysis.causes.usage.forms import (
     UNSCALE_FIRST,
     FormEntry,
 )
-from ampscope.analysis.causes.usage.reasons import filled_in
 from ampscope.analysis.results import Remedy, SourceLine
 from ampscope.analysis.usage.loop_edits.edits import diff_of
 from ampscope.trace.vocabulary import Cause, MistakeForm

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from ampscope.analysis.causes.catalogue import explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
-from ampscope.analysis.causes.range.underflow import GradientLost, ValuesLost
 from ampscope.analysis.causes.recognition import Recognised
+from ampscope.analysis.causes.underflow import GradientLost, ValuesLost
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.origin.step_graph import Sites, StepGraph

@@ -12,7 +12,7 @@ import numpy as np
 
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import Occurrence, Reason
-from ampscope.analysis.causes.range.underflow import GradientFlushed, UpdatesLost
+from ampscope.analysis.causes.underflow import GradientFlushed, UpdatesLost
 from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.op_facts import Executed, numel

@@ -12,8 +12,8 @@ from torch import nn
 
 import ampscope
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
-from ampscope.analysis.causes.mathematics.division import DivisorSummed, TooFewValues
-from ampscope.analysis.causes.range.overflow import LossGrew
+from ampscope.analysis.causes.mathematics import DivisorSummed, TooFewValues
+from ampscope.analysis.causes.overflow import LossGrew
 from ampscope.analysis.cures import trials, tried_remedies
 from ampscope.analysis.cures.remedies import remedies, why_untried
 from ampscope.analysis.results import Cost, FormTried, Remedy, Tried

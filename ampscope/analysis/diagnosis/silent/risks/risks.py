@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from ampscope.analysis.causes.range.ahead import Moving, Near
+from ampscope.analysis.causes.ahead import Moving, Near
 from ampscope.analysis.diagnosis.silent.risks.learnt import is_learnt
 from ampscope.analysis.diagnosis.silent.risks.scale_window import scale_window
 from ampscope.analysis.diagnosis.silent.risks.warning import Warnings, largest_at

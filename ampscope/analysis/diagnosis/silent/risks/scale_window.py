@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampscope.analysis.causes.range.ahead import OutsideWindow
+from ampscope.analysis.causes.ahead import OutsideWindow
 from ampscope.analysis.diagnosis.silent.risks.learnt import is_learnt
 from ampscope.analysis.diagnosis.silent.risks.warning import Warnings
 from ampscope.analysis.precision.ranges.measured import MeasuredPlace

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, LostBefore, Match, Occurrence, OpRule, Reason, Turn
-from ampscope.analysis.causes.range.wider_dtype import float32_region, more_range
 from ampscope.analysis.causes.state import StandsStill
+from ampscope.analysis.causes.untried import float32_region, more_range
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.lost_upstream import flushed_by, rounded_constant
 from ampscope.analysis.origin.op_facts import Executed
@@ -260,7 +260,7 @@ ENTRIES = (
         noun="a value too small for float16",
         sentence=_too_small,
         remedies=_against_underflow,
-        recognised_in="analysis.causes.mathematics.division",
+        recognised_in="analysis.causes.mathematics",
         cured_by_precision=True,
     ),
     CauseEntry(
