@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ampscope.analysis.cures.rewriting.forms.conversions import converted
+from ampscope.analysis.cures.rewriting.forms.precision import converted
 from ampscope.analysis.origin.step_graph import StepGraph
 from ampscope.analysis.results import CodeLine, Tried
 from ampscope.trace.dtypes import HALF_DTYPES

@@ -13,7 +13,7 @@ from ampscope.analysis.causes.outside import CameIn
 from ampscope.analysis.causes.overflow import LossGrew
 from ampscope.analysis.causes.recognition import Recognised, first_overflow, parameters_module, recognise
 from ampscope.analysis.causes.unknown import Observed, wider_reduction
-from ampscope.analysis.cures import explicit_half, trials, tried_rows
+from ampscope.analysis.cures import explicit_half, trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context, why_unknown
 from ampscope.analysis.diagnosis.examined import Examined
@@ -49,7 +49,7 @@ class Examiner:
         self._context = Context(history)
         self._sites = Sites(run, rank)
         self._rows = IncidentRows(run, rank)
-        self._tried = tried_rows.of_run(run, rank)
+        self._tried = trials.of_run(run, rank)
         self._half_weights = half_weights(run, rank)
 
     def examined(self, seen: Sighting) -> list[Examined]:
@@ -154,7 +154,7 @@ class Examiner:
         found = self._context.judged(row, found, tried, twice)
         if found.cause is Cause.DIVERGENCE and (first := first_overflow(graph)) is not None:
             if isinstance(found.reason, LossGrew):  # then the step's first overflow tells, whatever came of it
-                tried = (*tried, *tried_rows.of_growing_loss(self._tried, row.step, row.optimizer))
+                tried = (*tried, *trials.of_growing_loss(self._tried, row.step, row.optimizer))
                 found = replace(found, seq=first.seq, phase=first.phase)
             elif first.cause is Cause.DIVERGENCE:
                 found = first

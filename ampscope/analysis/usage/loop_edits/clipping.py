@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from ampscope.analysis.cures.rewriting.changed_file import changed
-from ampscope.analysis.cures.rewriting.literals import typed
-from ampscope.analysis.cures.rewriting.names.scopes import scope_at
+from ampscope.analysis.cures.rewriting.edit import changed
+from ampscope.analysis.cures.rewriting.forms.constants import typed
+from ampscope.analysis.cures.rewriting.names import scope_at
 from ampscope.analysis.cures.rewriting.source_file import HasPlace
 from ampscope.analysis.cures.rewriting.statement import dotted
 from ampscope.analysis.usage.loop_edits.loop import Loop, Spot, loop_at

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
-from ampscope.analysis.cures.rewriting.changed_file import changed
-from ampscope.analysis.cures.rewriting.program.autocast_region import makes_region
+from ampscope.analysis.cures.rewriting.edit import changed
+from ampscope.analysis.cures.rewriting.program.autocast import makes_region
 from ampscope.analysis.cures.rewriting.source_file import HasPlace
 from ampscope.analysis.cures.rewriting.statement import dotted
 from ampscope.analysis.usage.loop_edits.loop import LinesChanged, Loop, loop_at

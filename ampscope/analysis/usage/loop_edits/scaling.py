@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from ampscope.analysis.cures.rewriting.names.scopes import scope_at
+from ampscope.analysis.cures.rewriting.names import scope_at
 from ampscope.analysis.cures.rewriting.program.own_names import imported_name
 from ampscope.analysis.cures.rewriting.statement import dotted
 from ampscope.analysis.usage.loop_edits.loop import LinesChanged, Loop, Spot

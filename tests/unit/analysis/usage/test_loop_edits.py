@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ampscope.analysis.cures.rewriting.applied import applied
+from ampscope.analysis.cures.rewriting.edit import applied
 from ampscope.analysis.cures.rewriting.source_file import files_below, read
 from ampscope.analysis.results import CodeLine
 from ampscope.analysis.usage.loop_edits.clipping import clipped

@@ -6,11 +6,9 @@ import ast
 import math
 from collections.abc import Sequence
 
-from ampscope.analysis.cures.rewriting.forms.asked import Asked
-from ampscope.analysis.cures.rewriting.forms.constants import added_keyword
-from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_call, found_calls
-from ampscope.analysis.cures.rewriting.literals import value_of
-from ampscope.analysis.cures.rewriting.names.known import is_number
+from ampscope.analysis.cures.rewriting.forms.constants import added_keyword, value_of
+from ampscope.analysis.cures.rewriting.found_call import Asked, Found, as_call, found_call, found_calls
+from ampscope.analysis.cures.rewriting.names import is_number
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted, is_plain, same
 
 _WHERE = "torch.where"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ampscope.analysis.cures.rewriting.edit import Edit
 from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_calls
-from ampscope.analysis.cures.rewriting.names.scopes import scope_at
+from ampscope.analysis.cures.rewriting.names import scope_at
 from ampscope.analysis.cures.rewriting.program.own_names import function_around, own_nodes
 from ampscope.analysis.cures.rewriting.source_file import HasPlace, SourceFile, source_file
 from ampscope.analysis.cures.rewriting.statement import CONVERSIONS, Statement, dotted, is_repeatable, statement

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from ampscope.analysis.cures.rewriting.changed_file import changed
+from ampscope.analysis.cures.rewriting.edit import changed
 from ampscope.analysis.cures.rewriting.program.own_names import function_around
 from ampscope.analysis.cures.rewriting.source_file import HasPlace, source_file
 from ampscope.analysis.cures.rewriting.statement import dotted
