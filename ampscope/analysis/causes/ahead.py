@@ -15,7 +15,7 @@ from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Change
 from ampscope.trace.vocabulary import Cause, Severity
 
-_RECOGNISED_IN = "analysis.diagnosis.silent.risks"
+_RECOGNISED_IN = "analysis.diagnosis.risks"
 _BFLOAT16 = replace(USE_BFLOAT16, untried=untried.AHEAD)
 
 

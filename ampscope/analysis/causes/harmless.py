@@ -244,7 +244,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_INF_MASK,
-        "analysis.diagnosis.harmless_values",
+        "analysis.diagnosis.diagnosis",
         noun="a mask of -inf, as intended",
         sentence=(
             "{op} writes infinities on purpose, as masks do, and they are gone again before loss, gradients and "
@@ -253,7 +253,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_METRIC_NAN,
-        "analysis.diagnosis.harmless_values",
+        "analysis.diagnosis.diagnosis",
         noun="a metric that is NaN and reaches no weight",
         sentence=(
             "{op} makes a non-finite value that no loss, gradient, weight or buffer depends on, as in a metric or a "
@@ -262,7 +262,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_SATURATED,
-        "analysis.diagnosis.harmless_values",
+        "analysis.diagnosis.diagnosis",
         noun="an overflow that saturates",
         sentence=(
             "{op} makes an infinity, and a bounded function such as tanh or sigmoid takes it to its limit, as it would "
@@ -271,7 +271,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_MASKED_INTERNAL,
-        "analysis.diagnosis.harmless_values",
+        "analysis.diagnosis.diagnosis",
         noun="an internal value that is not finite, and masked again",
         sentence=(
             "{op} makes a non-finite value that is masked or replaced before it reaches loss, gradients or buffers."

@@ -249,7 +249,7 @@ ENTRIES = (
         noun="an error that ended the run",
         sentence=_ended,
         remedies=_against_error,
-        recognised_in="analysis.diagnosis.raised",
+        recognised_in="analysis.diagnosis.context",
         cured_by_precision=False,
     ),
     CauseEntry(

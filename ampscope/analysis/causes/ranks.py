@@ -124,7 +124,7 @@ ENTRIES = (
         noun="ranks that should agree and do not",
         sentence=_apart,
         remedies=_what_to_do,
-        recognised_in="analysis.diagnosis.ranks.apart_replicas",
+        recognised_in="analysis.diagnosis.across_ranks",
         cured_by_precision=False,
     ),
 )

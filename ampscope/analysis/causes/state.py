@@ -204,7 +204,7 @@ ENTRIES = (
                 untried="a replay tries it where the optimizer's own step made the value",
             ),
         ),
-        recognised_in="analysis.diagnosis.state.state_incidents",
+        recognised_in="analysis.diagnosis.state",
         cured_by_precision=None,
     ),
 )

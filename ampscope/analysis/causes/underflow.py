@@ -268,7 +268,7 @@ ENTRIES = (
         noun="gradients that half precision loses",
         sentence=_stands_still,
         remedies=_against_standstill,
-        recognised_in="analysis.diagnosis.silent.lost_gradients",
+        recognised_in="analysis.diagnosis.silent.silent_failures",
         cured_by_precision=True,
     ),
     CauseEntry(
@@ -277,7 +277,7 @@ ENTRIES = (
         sentence=_become_few,
         remedies=_KEEP_APART,
         severity=Severity.WARNING,
-        recognised_in="analysis.diagnosis.silent.lost_gradients",
+        recognised_in="analysis.diagnosis.silent.silent_failures",
         cured_by_precision=True,
     ),
     CauseEntry(

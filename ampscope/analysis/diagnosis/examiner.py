@@ -15,14 +15,19 @@ from ampscope.analysis.causes.recognition import Recognised, first_overflow, par
 from ampscope.analysis.causes.unknown import Observed, wider_reduction
 from ampscope.analysis.cures import explicit_half, trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
-from ampscope.analysis.diagnosis.context import Context, why_unknown
+from ampscope.analysis.diagnosis.context import Context, led_to_error, raised, why_unknown
 from ampscope.analysis.diagnosis.examined import Examined
-from ampscope.analysis.diagnosis.raised import led_to_error, raised
 from ampscope.analysis.diagnosis.silent.hidden_overflows import as_hidden, origins_of
-from ampscope.analysis.diagnosis.silent.lost_gradients import as_cast_before, information_lost, lost_gradient
-from ampscope.analysis.diagnosis.state.held_updates import examined_held
-from ampscope.analysis.diagnosis.state.state_incidents import examined_state, examined_still, state_found, still_found
-from ampscope.analysis.diagnosis.state.writers import as_write, left_by
+from ampscope.analysis.diagnosis.silent.silent_failures import as_cast_before, information_lost, lost_gradient
+from ampscope.analysis.diagnosis.state import (
+    as_write,
+    examined_held,
+    examined_state,
+    examined_still,
+    left_by,
+    state_found,
+    still_found,
+)
 from ampscope.analysis.origin.second_run import second_run
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
 from ampscope.analysis.overview.ranks.bad_steps import Sighting

@@ -15,7 +15,7 @@ from ampscope.cli.shared.exits import OF_OUTCOMES
 from ampscope.cli.shared.newest import RUN_HELP, named_or_newest
 
 if TYPE_CHECKING:  # loaded by the verb when it runs
-    from ampscope.analysis.diagnosis.gate.results import Gate
+    from ampscope.analysis.diagnosis.gate_limits import Gate
 
 #: The file to which a step of a GitHub workflow appends what its summary shows.
 _SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -51,8 +51,8 @@ def gate(
     A run with a problem fails whatever else is asked. The exit code is 0 if all limits are kept, 1 if one is not, 2 if
     the run cannot be read or does not hold what a limit asks for.
     """
-    from ampscope.analysis.diagnosis.gate.gate import gate as gate_of
-    from ampscope.analysis.diagnosis.gate.limits import Limits
+    from ampscope.analysis.diagnosis.gate import gate as gate_of
+    from ampscope.analysis.diagnosis.gate_limits import Limits
     from ampscope.trace.read.run import open_run
 
     limits = Limits.asked(

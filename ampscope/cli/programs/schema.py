@@ -13,12 +13,12 @@ from ampscope.errors import AmpscopeError
 #: Where the result of each verb that has ``--json`` is declared.
 RESULTS = {
     "diagnose": "ampscope.analysis.results:Diagnosis",
-    "gate": "ampscope.analysis.diagnosis.gate.results:Gate",
+    "gate": "ampscope.analysis.diagnosis.gate_limits:Gate",
     "compare": "ampscope.analysis.replay.compare.results:Comparison",
     "ranges": "ampscope.analysis.precision.ranges.ranges:Ranges",
     "plan": "ampscope.analysis.precision.plan.plan:Plan",
     "scale": "ampscope.analysis.scale.answer:ScaleAnswer",
-    "fleet": "ampscope.analysis.diagnosis.fleet.results:Fleet",
+    "fleet": "ampscope.analysis.diagnosis.fleet_results:Fleet",
     "audit": "ampscope.analysis.precision.audit.audit:Audit",
     "compact": "ampscope.trace.compact.results:Compaction",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampscope.analysis.diagnosis.gate.results import Gate, Limit, Outcome
+from ampscope.analysis.diagnosis.gate_limits import Gate, Limit, Outcome
 from ampscope.analysis.results import SourceLine
 from ampscope.report.programs.ci.told import failures, in_full, matters, title
 from ampscope.trace.vocabulary import Severity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from ampscope.analysis.diagnosis.gate.results import Check, Gate, Limit, Outcome
+from ampscope.analysis.diagnosis.gate_limits import Check, Gate, Limit, Outcome
 from ampscope.report.programs.ci.told import NAMES, next_change
 from ampscope.report.safe_text import visible, visible_lines
 

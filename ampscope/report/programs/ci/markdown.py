@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ampscope.analysis.diagnosis.gate.results import Check, Gate, Outcome
+from ampscope.analysis.diagnosis.gate_limits import Check, Gate, Outcome
 from ampscope.report.programs.ci.told import NAMES, OUTCOMES, first_change, matters, quantity, title
 from ampscope.report.safe_text import visible, visible_lines
 from ampscope.report.wording.remedy_words import remedy_in_words

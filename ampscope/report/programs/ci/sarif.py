@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ampscope.analysis.causes.catalogue import cause_in_words
-from ampscope.analysis.diagnosis.gate.results import Gate, Limit, Outcome
+from ampscope.analysis.diagnosis.gate_limits import Gate, Limit, Outcome
 from ampscope.analysis.results import Finding, Incident, SourceLine
 from ampscope.report.programs.ci.told import NAMES, failures, first_change, in_full, matters, title
 from ampscope.report.safe_text import visible

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ampscope.analysis.causes.catalogue import what_in_words
-from ampscope.analysis.diagnosis.gate.results import Check, Gate, Limit, Outcome
+from ampscope.analysis.diagnosis.gate_limits import Check, Gate, Limit, Outcome
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy
 from ampscope.analysis.words.number_words import number
 from ampscope.analysis.words.wording import when_in_words

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jsonschema import validate
 
-from ampscope.analysis.diagnosis.fleet.results import Fleet
+from ampscope.analysis.diagnosis.fleet_results import Fleet
 from ampscope.cli.shared.verdict_cache import VerdictCache
 from ampscope.report.json.schema import schema_of
 from tests.support.command import Command

@@ -11,9 +11,8 @@ from xml.etree import ElementTree
 import pytest
 from sarif_pydantic import Sarif
 
-from ampscope.analysis.diagnosis.gate.gate import gate
-from ampscope.analysis.diagnosis.gate.limits import Limits
-from ampscope.analysis.diagnosis.gate.results import Check, Gate, Limit, Outcome
+from ampscope.analysis.diagnosis.gate import gate
+from ampscope.analysis.diagnosis.gate_limits import Check, Gate, Limit, Limits, Outcome
 from ampscope.analysis.results import SourceLine
 from ampscope.report.programs.ci.github import as_annotations
 from ampscope.report.programs.ci.junit import as_junit

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.analysis.diagnosis.gate.gate import gate
-from ampscope.analysis.diagnosis.gate.limits import Limits
-from ampscope.analysis.diagnosis.gate.overflows import headrooms, new_overflows
-from ampscope.analysis.diagnosis.gate.results import Check, Gate, Limit, Outcome
+from ampscope.analysis.diagnosis.gate import gate, headrooms, new_overflows
+from ampscope.analysis.diagnosis.gate_limits import Check, Gate, Limit, Limits, Outcome
 from ampscope.analysis.precision.ranges.ranges import RangeRow
 from ampscope.analysis.results import SourceLine
 from ampscope.trace.read.run import open_run

@@ -1,32 +1,106 @@
-"""A fleet of runs at a glance: what fails, where, on which hosts and versions, what it costs and what changed."""
+"""The diagnoses of many runs, several at a time; what is known of a run that has not changed is not asked again."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
+from typing import Protocol
 
-from ampscope.analysis.diagnosis.fleet.results import (
+from ampscope.analysis.diagnosis.diagnosis import diagnose
+from ampscope.analysis.diagnosis.fleet_results import (
     CauseCount,
     Fleet,
     GroupCount,
     PlaceCount,
     RunVerdict,
+    ToldCause,
     UnreadableRun,
 )
-from ampscope.analysis.diagnosis.fleet.step_sums import MOST_COLLAPSES, StepSums, collapses, lost_steps, step_sums
-from ampscope.analysis.diagnosis.fleet.verdicts import KnownVerdicts, verdicts
-from ampscope.analysis.diagnosis.fleet.window import window
+from ampscope.analysis.diagnosis.fleet_steps import MOST_COLLAPSES, StepSums, collapses, lost_steps, step_sums, window
+from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.tables.lazy_tables import collect_groups
-from ampscope.errors import RunError
+from ampscope.errors import AmpscopeError, RunError
 from ampscope.trace.fleet.fleet_tables import FleetTables
 from ampscope.trace.manifest import Manifest, read_manifest
 from ampscope.trace.read.engines.choice import Chosen
 from ampscope.trace.remote.location import location
 from ampscope.trace.schema import Table
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
+
+UNREADABLE = "unreadable"
+#: Runs from which on processes are started for them.
+_FEW = 8
+
+
+class KnownVerdicts(Protocol):
+    """Remembers verdicts between two calls."""
+
+    def get(self, run: Path) -> RunVerdict | None:
+        """The verdict on a run as it is now; None where it is not known."""
+
+    def keep(self, run: Path, verdict: RunVerdict) -> None:
+        """Remember it."""
+
+
+def verdicts(runs: Sequence[Path], known: KnownVerdicts | None = None) -> dict[Path, RunVerdict]:
+    """What the diagnosis of each run says.
+
+    Args:
+        runs: Their folders.
+        known: What was found out before; by default nothing.
+    """
+    found = {run: old for run in runs if known is not None and (old := known.get(run)) is not None}
+    left = [run for run in runs if run not in found]
+    for run, verdict in zip(left, _asked(left), strict=True):
+        found[run] = verdict
+        if known is not None and verdict.verdict != UNREADABLE:
+            known.keep(run, verdict)
+    return found
+
+
+def verdict_of(run: Path) -> RunVerdict:
+    """What the diagnosis of a run says; one that cannot be read says why."""
+    try:
+        found = diagnose(run)
+    except AmpscopeError as error:
+        return RunVerdict(verdict=UNREADABLE, problem=str(error))
+    items: tuple[Incident | Finding, ...] = (*found.incidents, *found.findings)
+    told = tuple(_told(each) for each in items if each.severity != Severity.INFO)
+    return RunVerdict(verdict=found.verdict.value, primary=_primary(found), told=told)
+
+
+def _asked(runs: Sequence[Path]) -> Iterable[RunVerdict]:
+    workers = min(os.cpu_count() or 1, len(runs))
+    if len(runs) < _FEW or workers < 2:
+        return map(verdict_of, runs)
+    return _in_processes(runs, workers)
+
+
+def _in_processes(runs: Sequence[Path], workers: int) -> Iterator[RunVerdict]:
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(verdict_of, runs, chunksize=4)
+
+
+def _primary(found: Diagnosis) -> Cause | None:
+    return found.primary.cause if found.primary is not None else None
+
+
+def _told(item: Incident | Finding) -> ToldCause:
+    source = item.source
+    return ToldCause(
+        cause=item.cause,
+        severity=item.severity,
+        op=item.op if isinstance(item, Incident) else "",
+        module=item.module if isinstance(item, Incident) else "",
+        line=f"{source.file}:{source.line}" if source is not None else "",
+        count=item.count,
+    )
+
 
 NOT_DIAGNOSED = "not_diagnosed"
 #: What runs are told apart by.

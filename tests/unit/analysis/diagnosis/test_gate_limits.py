@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampscope.analysis.diagnosis.gate.limits import Limits
+from ampscope.analysis.diagnosis.gate_limits import Limits
 from ampscope.errors import AmpscopeError
 
 

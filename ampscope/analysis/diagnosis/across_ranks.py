@@ -1,14 +1,19 @@
-"""The incidents of all ranks, each told of the rank that it began on."""
+"""Several ranks together: whose failure it was, and which replicas have parted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
+from ampscope.analysis.causes.cause_entry import Occurrence
+from ampscope.analysis.causes.ranks import Parted
+from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.diagnosis.examiner import Examiner
-from ampscope.analysis.diagnosis.state.writers import with_writers
+from ampscope.analysis.diagnosis.state import with_writers
 from ampscope.analysis.overview.ranks.bad_steps import BadStep, Sighting, bad_steps
+from ampscope.analysis.overview.ranks.replicas import Apart, Shared, replicas
 from ampscope.analysis.overview.ranks.sightings import sightings
 from ampscope.analysis.overview.ranks.steps_by_rank import steps_by_rank
 from ampscope.analysis.overview.ranks.world import World
@@ -17,8 +22,8 @@ from ampscope.analysis.results import Incident, WrittenBy
 from ampscope.analysis.tables.step_history import histories
 from ampscope.analysis.words.rank_words import ranks_in_words
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import Trigger
-from ampscope.trace.vocabulary import FORGOTTEN_AFTER, Cause
+from ampscope.trace.schema import Phase, Trigger
+from ampscope.trace.vocabulary import FORGOTTEN_AFTER, Cause, Severity
 
 #: Incidents examined op by op; a run with more is summed up from these.
 MAX_EXAMINED = 60
@@ -145,4 +150,37 @@ def _elsewhere(bad: BadStep, world: World) -> str:
         f"{came_out}, and no other rank recorded an incident at that step. The value came in where the ranks' "
         "gradients were joined (a sum of theirs that overflowed, as in a reduction in half precision), or by a fault "
         "that does not repeat"
+    )
+
+
+def apart_replicas(run: Run) -> list[Incident]:
+    """Each rank that parted; of ranks that all went their own ways, as some training means to, nothing is said."""
+    return [_incident(each) for each in replicas(run).apart if not each.for_good]
+
+
+def _incident(apart: Apart) -> Incident:
+    cause = Cause.REPLICA_APART
+    undecided = apart.is_split and apart.what is Shared.GRAD_NORM
+    reason = Parted(
+        what=apart.what,
+        step=apart.step,
+        steps=apart.steps,
+        ranks=apart.ranks,
+        others=apart.others,
+        value=apart.value,
+        expected=apart.expected,
+        parameter=apart.parameter,
+        agreed_at=apart.agreed_at,
+    )
+    return Incident(
+        step=apart.step,
+        last_step=apart.last_step,
+        count=apart.steps,
+        severity=Severity.WARNING if undecided else CATALOGUE[cause].severity,
+        cause=cause,
+        phase=Phase.OPTIMIZER,
+        explanation=explanation(cause, Occurrence(reason=reason)),
+        remedies=remedies(cause, reason=reason),
+        rank=apart.ranks[0],
+        also_on=apart.ranks[1:],
     )

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ampscope.analysis.diagnosis.diagnosis import diagnose
-from ampscope.analysis.diagnosis.fleet.fleet import Diagnosed, fleet
-from ampscope.analysis.diagnosis.fleet.results import Fleet, RunVerdict
+from ampscope.analysis.diagnosis.fleet import Diagnosed, fleet
+from ampscope.analysis.diagnosis.fleet_results import Fleet, RunVerdict
 from ampscope.trace.fleet.runs_below import runs_below
 from ampscope.trace.schema import MANIFEST
 from ampscope.trace.vocabulary import Cause, Verdict
@@ -131,7 +131,7 @@ class Remembered(dict[Path, RunVerdict]):
 def test_what_is_known_is_not_diagnosed_again(path: Path, found: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     known = Remembered()
     assert fleet(runs_below([path]), known=known) == found
-    monkeypatch.setattr("ampscope.analysis.diagnosis.fleet.verdicts.verdict_of", None)
+    monkeypatch.setattr("ampscope.analysis.diagnosis.fleet.verdict_of", None)
     assert fleet(runs_below([path]), known=known) == found
 
 
