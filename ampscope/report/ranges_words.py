@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampscope.analysis.precision.ranges.measured import NEAR_BITS
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges
-from ampscope.analysis.words.wording import place_in_words
+from ampscope.analysis.words import place_in_words
 from ampscope.report import numbers
 from ampscope.trace.dtypes import FINFO, HALF_DTYPES
 from ampscope.trace.schema import Node, Phase

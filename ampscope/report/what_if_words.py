@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampscope.analysis.scale.what_if import ScalerRules, WhatIf
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words import in_words
 from ampscope.report import numbers
 
 

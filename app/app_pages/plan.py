@@ -6,8 +6,8 @@ from functools import partial
 
 import streamlit as st
 
-from ampscope.analysis.precision.plan.formats import NAMES, SCALED
-from ampscope.analysis.precision.plan.plan import Plan
+from ampscope.analysis.precision.plan import Plan
+from ampscope.analysis.precision.plan_modules import NAMES, SCALED
 from ampscope.report.figures.plan.matrix import plan_matrix
 from ampscope.report.figures.plan.scale_bars import scale_bars
 from ampscope.report.html.figures.plan_matrix import plan_matrix_html

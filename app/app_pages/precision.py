@@ -7,8 +7,16 @@ from functools import partial
 
 import streamlit as st
 
-from ampscope.analysis.precision.fp32_islands import Fp32Island, Reason
-from ampscope.analysis.precision.precision import CastRow, Precision, PrecisionRow, deepest, fold_modules, under
+from ampscope.analysis.precision.precision import (
+    CastRow,
+    Fp32Island,
+    Precision,
+    PrecisionRow,
+    Reason,
+    deepest,
+    fold_modules,
+    under,
+)
 from ampscope.analysis.tables.traced_steps import TracedStep
 from ampscope.report.figures.dtype_steps import dtype_steps
 from ampscope.report.figures.precision_bars import module_bars

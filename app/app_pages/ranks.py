@@ -5,8 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from ampscope.analysis.overview.ranks.bad_steps import BadStep
-from ampscope.analysis.overview.ranks.ranks import Ranks
-from ampscope.analysis.overview.ranks.story import ranks_story
+from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_story
 from ampscope.report.figures.rank_grid import rank_grid
 from ampscope.report.html.figures.rank_grid import rank_grid_html
 from ampscope.report.html.parts.ranks import BAD_COLUMNS, RANK_COLUMNS, bad_rows, rank_row

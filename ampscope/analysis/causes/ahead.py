@@ -10,7 +10,7 @@ from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.causes.untried import USE_BFLOAT16, float32_region
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.number_words import number
+from ampscope.analysis.words import number
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Change
 from ampscope.trace.vocabulary import Cause, Severity

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import number, op_in_words
 from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause, Severity
 
@@ -211,7 +210,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_INITIAL_CALIBRATION,
-        "analysis.scale.skip_runs",
+        "analysis.scale.course",
         noun="the scale finding its place",
         sentence=_moving(
             "The loss scale started high and halved until the gradients fit",
@@ -220,7 +219,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_PERIODIC_GROWTH,
-        "analysis.scale.skip_runs",
+        "analysis.scale.course",
         noun="the scale probing for room to grow",
         sentence=_moving(
             "The loss scale had grown to probe for room and was halved again",
@@ -229,7 +228,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_SCALE_ADJUSTMENT,
-        "analysis.scale.skip_runs",
+        "analysis.scale.course",
         noun="the scale making room for larger gradients",
         sentence=_moving(
             "Gradients outgrew the loss scale; it was lowered and training went on",

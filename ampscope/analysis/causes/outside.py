@@ -10,7 +10,7 @@ from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, 
 from ampscope.analysis.causes.state import TurnedBad
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import op_in_words
 from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause
 

@@ -11,7 +11,7 @@ from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.results import Remedy, SourceLine
-from ampscope.analysis.words.number_words import number
+from ampscope.analysis.words import number
 from ampscope.provenance import harmless_births
 from ampscope.trace.dtypes import FINFO, FLOAT8
 from ampscope.trace.schema import Change, Form, Phase

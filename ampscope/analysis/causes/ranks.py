@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.rank_words import ranks_in_words
+from ampscope.analysis.words import number, ranks_in_words
 from ampscope.trace.vocabulary import Cause
 
 

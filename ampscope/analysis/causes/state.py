@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.number_words import number
+from ampscope.analysis.words import number
 from ampscope.trace.schema import Change, Form, Looked, StateKind
 from ampscope.trace.vocabulary import Cause
 

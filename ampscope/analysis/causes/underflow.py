@@ -9,11 +9,9 @@ from ampscope.analysis.causes.cause_entry import CauseEntry, LostBefore, Match, 
 from ampscope.analysis.causes.state import StandsStill
 from ampscope.analysis.causes.untried import float32_region, more_range
 from ampscope.analysis.numerics import rounding
-from ampscope.analysis.origin.lost_upstream import flushed_by, rounded_constant
-from ampscope.analysis.origin.op_facts import Executed
+from ampscope.analysis.origin.op_facts import Executed, flushed_by, rounded_constant
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import number, op_in_words
 from ampscope.provenance import HowLost
 from ampscope.trace.schema import Change, Form, Phase
 from ampscope.trace.vocabulary import Cause, Severity

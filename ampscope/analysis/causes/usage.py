@@ -14,10 +14,9 @@ from ampscope.analysis.causes.state import StandsStill
 from ampscope.analysis.causes.underflow import UpdatesLost, updates_lost
 from ampscope.analysis.causes.untried import USE_BFLOAT16
 from ampscope.analysis.causes.usage_forms import UNSCALE_FIRST, in_loop
-from ampscope.analysis.origin.lost_upstream import divides_by_what_was_zero
-from ampscope.analysis.origin.op_facts import Executed
+from ampscope.analysis.origin.op_facts import Executed, divides_by_what_was_zero
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words import in_words
 from ampscope.trace.dtypes import HALF_DTYPES
 from ampscope.trace.schema import Change, Phase
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause, Severity

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
+from ampscope.analysis import words
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.results import Cost, FormTried, Remedy, Tried
-from ampscope.analysis.words import scale_words
-from ampscope.analysis.words.number_words import in_code, number
+from ampscope.analysis.words import in_code, number
 from ampscope.trace.schema import Change, Form, Trial
 
 
@@ -380,7 +380,7 @@ def with_scale(form: Tried, tried: Sequence[Tried]) -> str:
     """The loss scale that a form was tried with, with ``and`` before it; empty for that of the step."""
     others = [each.scale for each in tried if each.step == form.step and each.change not in (Change.FORM, Change.SCALE)]
     other = form.scale is not None and bool(others) and form.scale not in others
-    return f", and a loss scale of {scale_words.in_words(form.scale or 0.0)}" if other else ""
+    return f", and a loss scale of {words.in_words(form.scale or 0.0)}" if other else ""
 
 
 def in_words(form: FormTried) -> str:

@@ -17,7 +17,7 @@ from ampscope.analysis.cures.program_lines import Program
 from ampscope.analysis.cures.rewriting.edit import joined
 from ampscope.analysis.cures.trials import came_out, modules_in_words
 from ampscope.analysis.results import CodeLine, Incident, Remedy, Tried
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words import in_words
 from ampscope.trace.schema import LOSS_CODE, Change, Form, ReplayStatus, Trial, Trigger
 from ampscope.trace.vocabulary import Cause
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
+from ampscope.analysis import words
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.cures import other_forms
 from ampscope.analysis.cures.other_forms import is_of_growth
 from ampscope.analysis.results import CodeLine, FormTried, Incident, SourceLine, Tried
-from ampscope.analysis.words import scale_words
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import number, op_in_words
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import LOSS_CODE, Change, ReplayRow, Table, Trial, Trigger
 from ampscope.trace.vocabulary import LOSS_APART, TOGETHER, Cause
@@ -98,7 +97,7 @@ def _did(each: Tried, tried: Sequence[Tried]) -> str:
 
 def _changed(tried: Tried) -> str:
     if tried.change == Change.SCALE:
-        return f"with a loss scale of {scale_words.in_words(tried.scale or 0.0)}"
+        return f"with a loss scale of {words.in_words(tried.scale or 0.0)}"
     if tried.form is not None:
         return f"with {other_forms.in_words(tried.form)}"
     if tried.change == Change.MODULES_FP32:

@@ -12,15 +12,12 @@ from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.diagnosis.examiner import Examiner
 from ampscope.analysis.diagnosis.state import with_writers
-from ampscope.analysis.overview.ranks.bad_steps import BadStep, Sighting, bad_steps
+from ampscope.analysis.overview.ranks.bad_steps import BadStep, Sighting, bad_steps, sightings, written_steps
 from ampscope.analysis.overview.ranks.replicas import Apart, Shared, replicas
-from ampscope.analysis.overview.ranks.sightings import sightings
-from ampscope.analysis.overview.ranks.steps_by_rank import steps_by_rank
-from ampscope.analysis.overview.ranks.world import World
-from ampscope.analysis.overview.ranks.written_steps import written_steps
+from ampscope.analysis.overview.ranks.world import World, steps_by_rank
 from ampscope.analysis.results import Incident, WrittenBy
 from ampscope.analysis.tables.step_history import histories
-from ampscope.analysis.words.rank_words import ranks_in_words
+from ampscope.analysis.words import ranks_in_words
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Phase, Trigger
 from ampscope.trace.vocabulary import FORGOTTEN_AFTER, Cause, Severity

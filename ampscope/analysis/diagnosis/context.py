@@ -17,10 +17,9 @@ from ampscope.analysis.causes.recognition import Recognised
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.numerics.arrays import FloatArray
-from ampscope.analysis.origin.second_run import SecondRun
-from ampscope.analysis.origin.step_graph import public_phase
+from ampscope.analysis.origin.step_graph import SecondRun, public_phase
 from ampscope.analysis.results import Incident, Operand, SourceLine, Tried
-from ampscope.analysis.scale.skip_runs import SkipRun, Skips
+from ampscope.analysis.scale.course import SkipRun, Skips
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import How
 from ampscope.trace.json_columns import details

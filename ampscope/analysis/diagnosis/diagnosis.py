@@ -19,18 +19,16 @@ from ampscope.analysis.diagnosis.state import without_consequences
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line
 from ampscope.analysis.overview.healed import cures_made, since_then
 from ampscope.analysis.overview.last_good.last_good import last_good
-from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers
+from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers, ranks_story
 from ampscope.analysis.overview.ranks.replicas import replicas
-from ampscope.analysis.overview.ranks.story import ranks_story
 from ampscope.analysis.overview.ranks.world import World, sampled_rank, world_of
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo, SourceLine
 from ampscope.analysis.scale.health import healths
 from ampscope.analysis.scale.scale_incidents import scale_incidents
-from ampscope.analysis.tables.recorded import only_recorded
 from ampscope.analysis.tables.step_history import History, histories
-from ampscope.analysis.tables.traced_steps import first_traced_steps
-from ampscope.analysis.usage.consequences import of_mistakes
+from ampscope.analysis.tables.traced_steps import first_traced_steps, only_recorded
 from ampscope.analysis.usage.findings import findings
+from ampscope.analysis.usage.mistakes import of_mistakes
 from ampscope.analysis.usage.resumed_scalers import loop_steps, resumed_scalers
 from ampscope.provenance import Harmless, harmless_births
 from ampscope.trace.read.engines.choice import Chosen

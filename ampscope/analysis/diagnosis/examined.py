@@ -14,7 +14,7 @@ from ampscope.analysis.cures.program_lines import Program
 from ampscope.analysis.cures.remedies import is_tried_by_replays, remedies, why_untried
 from ampscope.analysis.cures.rewriting.program import half
 from ampscope.analysis.results import Incident, Remedy
-from ampscope.analysis.usage.loop_edits.clipping import clipped
+from ampscope.analysis.usage.loop_edits import clipped
 from ampscope.trace.schema import Change, Form, Trigger
 from ampscope.trace.vocabulary import Cause
 

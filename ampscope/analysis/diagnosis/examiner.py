@@ -28,8 +28,7 @@ from ampscope.analysis.diagnosis.state import (
     state_found,
     still_found,
 )
-from ampscope.analysis.origin.second_run import second_run
-from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
+from ampscope.analysis.origin.step_graph import Sites, StepGraph, second_run, source_line
 from ampscope.analysis.overview.ranks.bad_steps import Sighting
 from ampscope.analysis.results import Incident, PathNode, Tried
 from ampscope.analysis.tables.incident_rows import IncidentRows

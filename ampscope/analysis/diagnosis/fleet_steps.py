@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ampscope.analysis.diagnosis.fleet_results import Change, Collapse, Lost, RunVerdict, Window
-from ampscope.analysis.scale.skip_runs import CALIBRATION_STEPS, LOWEST_USEFUL_SCALE
+from ampscope.analysis.scale.course import CALIBRATION_STEPS, LOWEST_USEFUL_SCALE
 from ampscope.analysis.tables.lazy_tables import collect_groups
 from ampscope.trace.fleet.fleet_tables import FleetTables
 from ampscope.trace.manifest import Manifest

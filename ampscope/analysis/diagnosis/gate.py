@@ -13,8 +13,7 @@ from ampscope.analysis.diagnosis.gate_limits import Check, Gate, Limit, Limits, 
 from ampscope.analysis.precision.ranges.measured import measured_places
 from ampscope.analysis.precision.ranges.ranges import RangeRow, range_row
 from ampscope.analysis.results import Diagnosis
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.wording import place_in_words
+from ampscope.analysis.words import number, place_in_words
 from ampscope.trace.read.run import Run
 from ampscope.trace.vocabulary import Verdict
 

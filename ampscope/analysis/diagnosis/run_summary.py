@@ -9,12 +9,17 @@ import narwhals as nw
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.cures import trials
-from ampscope.analysis.overview.ranks.steps_by_rank import steps_by_rank
-from ampscope.analysis.overview.ranks.world import World
+from ampscope.analysis.overview.ranks.world import World, steps_by_rank
 from ampscope.analysis.results import Checked, Finding, Incident, RunInfo, SourceLine
 from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, collect_groups, rank_table
-from ampscope.analysis.words.rank_words import first_ranked, further_in_words, ranks_in_words, received_in_words
-from ampscope.analysis.words.wording import op_in_words, when_in_words
+from ampscope.analysis.words import (
+    first_ranked,
+    further_in_words,
+    op_in_words,
+    ranks_in_words,
+    received_in_words,
+    when_in_words,
+)
 from ampscope.trace.files.folder_lock import is_locked
 from ampscope.trace.files.layout import rank_folder
 from ampscope.trace.files.recording_end import recording_ends

@@ -12,11 +12,9 @@ from ampscope.analysis.causes.outside import CameIn
 from ampscope.analysis.causes.recognition import Recognised, recognise
 from ampscope.analysis.causes.state import AverageHeld, FollowerHeld, StandsStill, TurnedBad, WeightHeld
 from ampscope.analysis.diagnosis.examined import Examined
-from ampscope.analysis.origin.parameter_lists import module_of_update
-from ampscope.analysis.origin.step_graph import StepGraph, source_line
+from ampscope.analysis.origin.step_graph import StepGraph, module_of_update, source_line
 from ampscope.analysis.results import Incident, SourceLine, WrittenBy
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import number, op_in_words
 from ampscope.provenance import Origin, origins
 from ampscope.trace.json_columns import details
 from ampscope.trace.schema import ENTRY_NODES, IncidentRow, Looked, Node, Phase, SiteRow, StateKind, Trial, Trigger

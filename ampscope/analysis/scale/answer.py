@@ -12,7 +12,7 @@ from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
 from ampscope.analysis.scale.what_if import ScaleRecord, ScalerRules, WhatIf, what_if
 from ampscope.analysis.scale.window import LEAST_LOOKS, MOSTLY, SAVED, ScaleLoss, ScaleWindow, scale_window
 from ampscope.analysis.tables.lazy_tables import first_rank
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words import in_words
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
 

@@ -1,4 +1,4 @@
-"""The course of a loss scale: what can be counted of the attempts of one optimizer."""
+"""The course of a loss scale: what can be counted of its attempts, and which skips only calibrate it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,122 @@ import numpy as np
 
 from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.scale.scaler_log import ScalerSettings
-from ampscope.analysis.scale.skip_runs import CALIBRATION_STEPS
+from ampscope.analysis.tables.step_history import History
+from ampscope.trace.vocabulary import Cause
+
+#: A scale halved this often in a row without a single good step has gone from 2**16 below 2**-4: no calibration.
+LONGEST_CALIBRATION = 20
+#: A scale that never grew is still finding its place this many attempts into the run.
+CALIBRATION_STEPS = 20
+#: A growth that was too much shows within so many steps, a tenth of the usual interval; later, gradients have changed.
+PROBE_STEPS = 200
+#: Rows of skips, and the share of steps lost in them, from which on a scale that never held is not finding its place.
+RESTLESS_ROWS, RESTLESS_SHARE = 5, 0.4
+#: A loss scale below 1 shrinks the gradients it exists to enlarge.
+LOWEST_USEFUL_SCALE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SkipRun:
+    """Consecutive skipped steps of one optimizer."""
+
+    position: int  #: how many attempts came before
+    first: int
+    last: int
+    lowest_scale: float
+    recovered: bool  #: a good step followed
+    had_trained: bool  #: a good step came before
+    had_grown: bool  #: the scale had been raised since the skip before, and not long ago
+    settles: bool  #: the scale came to hold after it, or may still: without skips below 1, and without end
+
+    @property
+    def count(self) -> int:
+        """How many steps were skipped."""
+        return self.last - self.first + 1
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one step was skipped, and a good one followed."""
+        return self.count == 1 and self.recovered
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether this looks like the scale finding its place rather than collapsing."""
+        ends = self.recovered or self.count <= LONGEST_CALIBRATION
+        return ends and self.settles and self.lowest_scale >= LOWEST_USEFUL_SCALE
+
+    @property
+    def benign_cause(self) -> Cause:
+        """What to call it when it is harmless."""
+        if self.had_grown:
+            return Cause.BENIGN_PERIODIC_GROWTH
+        early = not self.had_trained or self.position < CALIBRATION_STEPS
+        return Cause.BENIGN_INITIAL_CALIBRATION if early else Cause.BENIGN_SCALE_ADJUSTMENT
+
+
+class Skips:
+    """The runs of skipped steps among the attempts of one optimizer, looked at one by one: a long run has many."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        padded = np.concatenate(([False], history.skipped, [False]))
+        self._starts = np.flatnonzero(~padded[:-1] & padded[1:])
+        self._ends = np.flatnonzero(padded[:-1] & ~padded[1:])  # one past the last
+        self._at = np.flatnonzero(history.skipped)
+        #: Good steps before, between and after skips, and which of these are many.
+        gaps = np.diff(np.concatenate(([-1], self._at, [history.step.size]))) - 1
+        self._long = np.flatnonzero(gaps >= CALIBRATION_STEPS)
+        self._known: dict[tuple[int, int], bool] = {}
+
+    def __len__(self) -> int:
+        return int(self._starts.size)
+
+    def of_step(self, step: int) -> SkipRun | None:
+        """The run that a step is in; None where it was not skipped."""
+        number = int(np.searchsorted(self._history.step[self._starts], step, side="right")) - 1
+        run = self.run(number) if number >= 0 else None
+        return run if run is not None and step <= run.last else None
+
+    def run(self, number: int) -> SkipRun:
+        """One of them, counted from 0."""
+        history, start, end = self._history, int(self._starts[number]), int(self._ends[number])
+        scales = history.scale[start:end]
+        known = scales[~np.isnan(scales)]
+        since_last_skip = int(self._ends[number - 1]) if number else 0
+        good = history.scale[max(since_last_skip, start - PROBE_STEPS) : start + 1]
+        return SkipRun(
+            position=start,
+            first=int(history.step[start]),
+            last=int(history.step[end - 1]),
+            lowest_scale=float(known.min()) if known.size else 1.0,
+            recovered=end < history.step.size,
+            had_trained=int(np.searchsorted(self._at, start)) < start,
+            had_grown=bool((good[1:] > good[:-1]).any()),
+            settles=self._settles(start, end),
+        )
+
+    def _settles(self, start: int, end: int) -> bool:
+        """Whether the scale came to hold after a run of skips; what a run's end has cut short may still.
+
+        Calibration is harmless because it ends. One that goes on to scales below 1, or in which a good part of the
+        steps is lost again and again, does not. Steps whose loss itself was not finite say nothing of it.
+        """
+        here = int(np.searchsorted(self._at, start))  # which skip: the gap with this number is before it
+        after = int(np.searchsorted(self._long, here + end - 1 - start, side="right"))
+        before = int(np.searchsorted(self._long, here, side="right")) - 1
+        since = int(self._at[self._long[before]]) if before >= 0 else 0
+        ends = after < self._long.size
+        held = int(self._at[self._long[after] - 1]) + 1 if ends else self._history.step.size
+        if (since, held) not in self._known:  # runs with few good steps between them share it
+            self._known[since, held] = self._holds(since, held, ends=ends)
+        return self._known[since, held]
+
+    def _holds(self, since: int, held: int, *, ends: bool) -> bool:
+        lost = (self._history.skipped & ~self._history.bad_loss)[since:held]
+        if (self._history.scale[since:held][lost] < LOWEST_USEFUL_SCALE).any():
+            return False
+        rows = int((np.diff(lost.astype(np.int8), prepend=0) > 0).sum())
+        return bool(ends or rows < RESTLESS_ROWS or lost.mean() < RESTLESS_SHARE)
 
 
 class Attempts(Protocol):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from functools import wraps
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import narwhals as nw
 import numpy as np
@@ -161,3 +163,24 @@ def _asked(frame: Lazy) -> tuple[Any, Engine]:
     """What a lazy frame stands for, and the engine that knows it."""
     native = nw.to_native(frame)
     return native, engine_of(native)
+
+
+R = TypeVar("R")
+
+
+def remembered(*tables: Table) -> Callable[[Callable[[Run], R]], Callable[[Run], R]]:
+    """Compute a result once for each open run and state of ``tables``."""
+
+    def decorate(compute: Callable[[Run], R]) -> Callable[[Run], R]:
+        known: WeakKeyDictionary[Run, tuple[Any, R]] = WeakKeyDictionary()
+
+        @wraps(compute)
+        def found(run: Run) -> R:
+            state = tuple(run.stamp(table) for table in tables)
+            if run not in known or known[run][0] != state:
+                known[run] = state, compute(run)
+            return known[run][1]
+
+        return found
+
+    return decorate

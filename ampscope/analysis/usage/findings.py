@@ -2,33 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
+
+import narwhals as nw
+import numpy as np
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.causes.unknown import Observed
-from ampscope.analysis.causes.usage import (
-    LearningRateMoved,
-    OptimizerRestored,
-    ScaleForgotten,
-    WithoutEffect,
-)
+from ampscope.analysis.causes.usage import LearningRateMoved, OptimizerRestored, ScaleForgotten, WithoutEffect
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.program_lines import program_of
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.results import Finding, SourceLine
-from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, rank_table
-from ampscope.analysis.tables.step_history import History
-from ampscope.analysis.usage.amp_effect import ops_by_dtype, without_region
+from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, collect_groups, rank_table
+from ampscope.analysis.tables.step_history import History, recorded_rates
 from ampscope.analysis.usage.mistakes import explained, fixes, happens_once
-from ampscope.analysis.usage.rate_moves import moved_after_skips
 from ampscope.analysis.usage.resumed_scalers import ResumedScaler, steps_made
+from ampscope.trace.dtypes import FLOAT8, HALF_DTYPES
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import FindingRow, Phase, SiteRow, Source, Table, execution_of, said
 from ampscope.trace.vocabulary import Cause, MistakeForm, Severity
+
+_HALF = frozenset((*HALF_DTYPES, *FLOAT8))
+_FLOATS = frozenset(("float32", "float64"))
+#: Parts of the names of ops that autocast runs in half precision wherever a region is on.
+_CAST = ("mm", "linear", "convolution", "conv", "matmul", "attention")
+
+
+def ops_by_dtype(run: Run, rank: int, sites: Sequence[SiteRow]) -> tuple[tuple[str, int], ...] | None:
+    """How many floating-point ops of the traced steps gave which dtype, most first; None where some was in half."""
+    if any(not _HALF.isdisjoint((*site.in_dtypes, *site.out_dtypes)) for site in sites):
+        return None
+    ops = filter(_is_op, sites)
+    gives = {site.site: next((each for each in site.out_dtypes if each in _FLOATS), "") for site in ops}
+    table = rank_table(run, Table.OPS, rank)
+    found: Counter[str] = Counter()
+    for site, source, count in collect_groups(table, "site, source, count(*) AS ops", "site, source"):
+        if execution_of(source)[0] == Source.LIVE and gives.get(site):
+            found[gives[site]] += count
+    return tuple(found.most_common())
+
+
+def without_region(sites: Sequence[SiteRow], history: Mapping[int, History]) -> MistakeForm | None:
+    """How mixed precision came to nothing, of a run without an op in half; None where nobody asked for it."""
+    ops = [site for site in sites if site.phase == Phase.FORWARD and _is_op(site)]
+    forward = [site for site in ops if not _FLOATS.isdisjoint(site.out_dtypes)]
+    castable = [site for site in forward if any(part in site.op for part in _CAST)]
+    within = any(site.autocast for site in sites if site.phase in (Phase.FORWARD, Phase.LOSS))
+    scaled = any(bool(np.isfinite(each.scale).any()) for each in history.values())
+    if castable and all(not site.autocast for site in castable) and (within or scaled):
+        return MistakeForm.AUTOCAST_OUTSIDE
+    return MistakeForm.AUTOCAST_FLOAT32 if within and forward and all(site.autocast for site in forward) else None
+
+
+def _is_op(site: SiteRow) -> bool:
+    return "." in site.op  # others are pseudo-ops
+
+
+def moved_after_skips(run: Run, rank: int, history: History) -> Iterator[int]:
+    """The skipped steps after which the next attempt has another learning rate, in any parameter group.
+
+    Args:
+        run: The run.
+        rank: One of its ranks.
+        history: The steps of one of that rank's optimizers.
+    """
+    skips = np.flatnonzero(history.skipped[:-1])
+    if not skips.size:
+        return
+    asked = history.step[np.union1d(skips, skips + 1)].tolist()
+    told = recorded_rates(run, rank, history.optimizer, nw.col("step").is_in(asked))
+    for place in skips.tolist():
+        step, after = (int(each) for each in history.step[place : place + 2])
+        was, now = (float(each) for each in history.lr[place : place + 2])
+        if _differ(was, now) or _groups_differ(told.get(step), was, told.get(after), now):
+            yield step
+
+
+def _groups_differ(was: Mapping[str, Any] | None, first: float, now: Mapping[str, Any] | None, later: float) -> bool:
+    """Whether a group's rate is another; one that is not told is that of the first group."""
+    names = dict.fromkeys((*(was or {}), *(now or {})))
+    return any(_differ(_rate(was, name, first), _rate(now, name, later)) for name in names)
+
+
+def _rate(told: Mapping[str, Any] | None, group: str, first: float) -> float:
+    rate = first if told is None else told.get(group)
+    return float(rate) if isinstance(rate, (int, float)) else math.nan
+
+
+def _differ(was: float, now: float) -> bool:
+    return was != now and not math.isnan(was) and not math.isnan(now)
+
 
 #: Mistakes that bring others with them: shown first.
 _ROOTS = frozenset({Cause.MISUSE_AUTOCAST_SPANS_STEP})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
@@ -15,8 +16,8 @@ from ampscope.analysis.causes.usage_forms import (
     UNSCALE_FIRST,
     FormEntry,
 )
-from ampscope.analysis.results import Remedy, SourceLine
-from ampscope.analysis.usage.loop_edits.edits import diff_of
+from ampscope.analysis.results import Finding, Incident, Remedy, SourceLine
+from ampscope.analysis.usage.loop_edits import diff_of
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 _NO_FORM = FormEntry()
@@ -64,3 +65,23 @@ def _in_framework(cause: Cause, form: MistakeForm | None) -> dict[str, Remedy]:
         return CLIPPED_IN_FRAMEWORK
     edits = _form(form).fix is UNSCALE_FIRST or form is MistakeForm.UNSCALED_FOR_ANOTHER
     return EDITED_IN_FRAMEWORK if edits or (cause is Cause.MISUSE_NO_UNSCALE and form is None) else {}
+
+
+_GROWS_WITH_SCALE = explained(Cause.MISUSE_NO_UNSCALE, MistakeForm.LOSS_OF_SCALED_GRADIENTS)
+
+
+def of_mistakes(incidents: Iterable[Incident], mistakes: Sequence[Finding]) -> list[Incident]:
+    """The incidents; a loss scale that is too large for a loss that grows with it, with the mistake that makes it so.
+
+    Neither a smaller loss nor a smaller scale is the remedy there, but the one of the mistake.
+    """
+    growing = [each for each in mistakes if each.explanation == _GROWS_WITH_SCALE]
+    return [_of(each, growing) if each.cause is Cause.SCALE_OVERFLOW else each for each in incidents]
+
+
+def _of(incident: Incident, growing: Sequence[Finding]) -> Incident:
+    mistake = next((each for each in growing if each.step <= incident.step), None)
+    if mistake is None:
+        return incident
+    why = f"{incident.explanation} The loss itself was computed from gradients that were not unscaled."
+    return replace(incident, explanation=why, remedies=mistake.remedies)

@@ -16,10 +16,10 @@ RESULTS = {
     "gate": "ampscope.analysis.diagnosis.gate_limits:Gate",
     "compare": "ampscope.analysis.replay.compare.results:Comparison",
     "ranges": "ampscope.analysis.precision.ranges.ranges:Ranges",
-    "plan": "ampscope.analysis.precision.plan.plan:Plan",
+    "plan": "ampscope.analysis.precision.plan:Plan",
     "scale": "ampscope.analysis.scale.answer:ScaleAnswer",
     "fleet": "ampscope.analysis.diagnosis.fleet_results:Fleet",
-    "audit": "ampscope.analysis.precision.audit.audit:Audit",
+    "audit": "ampscope.analysis.precision.audit:Audit",
     "compact": "ampscope.trace.compact.results:Compaction",
 }
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ampscope.analysis.precision.dtype_changes import DtypeChange
-from ampscope.analysis.precision.over_steps import PrecisionOverSteps
+from ampscope.analysis.precision.over_steps import DtypeChange, PrecisionOverSteps
 from ampscope.report.figures.precision_bars import dtype_rank
 from ampscope.report.numbers import count, share
 from ampscope.report.palette import dtype_color

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.diagnosis.run_summary import SCALE_AT_WORK
-from ampscope.analysis.numerics.curve import Curve
-from ampscope.analysis.overview.group_curves import GroupCurve
-from ampscope.analysis.overview.overview import Moment, Overview
+from ampscope.analysis.numerics.arrays import Curve
+from ampscope.analysis.overview.overview import GroupCurve, Moment, Overview
 from ampscope.analysis.results import Finding, Incident
 from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.what_if import WhatIf
-from ampscope.analysis.words.wording import when_in_words
+from ampscope.analysis.words import when_in_words
 from ampscope.report.figures.axis import scale_axis
 from ampscope.report.figures.panels import counter_panel, measure_panel, scale_panel
 from ampscope.report.figures.stack import Lane, Panel, Stack, Symbol, at_every_step

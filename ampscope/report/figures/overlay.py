@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ampscope.analysis.numerics.curve import Curve, thinner
+from ampscope.analysis.numerics.arrays import Curve, thinner
 from ampscope.analysis.overview.overview import Overview
 from ampscope.report.figures.axis import scale_axis
 from ampscope.report.figures.panels import measure_panel, scale_panel

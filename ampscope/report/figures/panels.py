@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ampscope.analysis.numerics.curve import Curve
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.numerics.arrays import Curve
+from ampscope.analysis.words import in_words
 from ampscope.report.figures.axis import WIDE, linear_axis, measure_axis, scale_axis
 from ampscope.report.figures.stack import Edge, Panel, Symbol
 from ampscope.report.numbers import count, value

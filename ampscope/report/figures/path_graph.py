@@ -9,7 +9,7 @@ from itertools import groupby
 
 from ampscope.analysis.origin.closeup import Closeup, Neighbour
 from ampscope.analysis.results import Incident, PathNode
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import op_in_words
 from ampscope.report.numbers import UNMEASURED, count, span
 from ampscope.report.palette import dtype_color
 from ampscope.report.source_place import place

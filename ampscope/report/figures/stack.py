@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 
-from ampscope.analysis.numerics.curve import Curve
+from ampscope.analysis.numerics.arrays import Curve
 from ampscope.report.figures.axis import Axis, step_axis
 
 

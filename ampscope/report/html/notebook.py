@@ -11,9 +11,8 @@ from ampscope.analysis.origin.closeup import Closeup, closeup
 from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.analysis.precision.precision import Precision
 from ampscope.analysis.results import Diagnosis, Finding, Incident
-from ampscope.analysis.scale.scale_history import ScaleHistory
-from ampscope.analysis.scale.summary import scale_story
-from ampscope.analysis.words.wording import when_in_words
+from ampscope.analysis.scale.scale_history import ScaleHistory, scale_story
+from ampscope.analysis.words import when_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.report.figures.over_steps import scale_stack, timeline_stack
 from ampscope.report.html.document import paragraph, section

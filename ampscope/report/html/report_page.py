@@ -12,9 +12,8 @@ from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.analysis.overview.ranks.ranks import ranks_at_a_glance
 from ampscope.analysis.precision.precision import precision
 from ampscope.analysis.results import Diagnosis
-from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
-from ampscope.analysis.scale.summary import scale_story
-from ampscope.analysis.words.wording import when_in_words
+from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history, scale_story
+from ampscope.analysis.words import when_in_words
 from ampscope.report import numbers
 from ampscope.report.figures.over_steps import scale_stack, timeline_stack
 from ampscope.report.html.document import document, paragraph, section

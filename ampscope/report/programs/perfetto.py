@@ -13,7 +13,7 @@ from typing import Any
 
 from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.replay.timeline import Mark, Timeline, timeline
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import op_in_words
 
 _PROCESS, _OPS, _HEADROOM = 1, 1, "headroom, bits"
 #: Colour names of the format, by what is to be seen.

@@ -16,7 +16,7 @@ from typing import Any
 
 from ampscope.analysis.replay.reproducible import Reproducible
 from ampscope.analysis.results import PathNode, RunInfo
-from ampscope.analysis.words.rank_words import where_ranked
+from ampscope.analysis.words import where_ranked
 from ampscope.errors import RunDamaged
 from ampscope.report.repro.call_source import argument_sources, device_source, op_name, operator_source
 from ampscope.report.safe_text import visible

@@ -13,8 +13,7 @@ from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.cures import trials
 from ampscope.analysis.diagnosis.run_summary import what_happened
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, RunInfo, ScaleHealth, SourceLine
-from ampscope.analysis.words.rank_words import ranks_in_words, received_in_words
-from ampscope.analysis.words.wording import replay_in_words, when_in_words
+from ampscope.analysis.words import ranks_in_words, received_in_words, replay_in_words, when_in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.evidence import operand_table, path_table

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ampscope.analysis.scale.answer import Recommendation, ScaleAnswer
 from ampscope.analysis.scale.window import ScaleWindow
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words import in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import code, heading, indented, prose

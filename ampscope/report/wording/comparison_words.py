@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import math
 
-from ampscope.analysis.replay.compare.results import Comparison, Difference, Divergence, Kind, Likeness, Side
-from ampscope.analysis.replay.compare.words import unlike_in_words
+from ampscope.analysis.replay.compare.results import (
+    Comparison,
+    Difference,
+    Divergence,
+    Kind,
+    Likeness,
+    Side,
+    unlike_in_words,
+)
 from ampscope.report import numbers
 from ampscope.report.source_place import place
 

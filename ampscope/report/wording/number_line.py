@@ -7,9 +7,7 @@ from collections.abc import Callable
 
 from ampscope.analysis.origin.op_facts import divides, not_zero
 from ampscope.analysis.results import Finding, Incident, Operand
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.scale_words import in_words
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import in_words, number, op_in_words
 from ampscope.report.numbers import nonfinite
 from ampscope.trace.dtypes import FINFO, FLOAT8, PARTS
 from ampscope.trace.schema import Change, Trial

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampscope.analysis.precision.plan.formats import MX, NAMES, SCALED
-from ampscope.analysis.precision.plan.modules import FormatLoss, ModulePlan
-from ampscope.analysis.precision.plan.plan import Plan
+from ampscope.analysis.precision.plan import Plan
+from ampscope.analysis.precision.plan_modules import MX, NAMES, SCALED, FormatLoss, ModulePlan
 from ampscope.analysis.scale.window import OptimizerPart
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words import in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import short
 

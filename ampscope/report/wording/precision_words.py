@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampscope.analysis.precision.dtype_changes import DtypeChange
-from ampscope.analysis.precision.over_steps import PrecisionOverSteps
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.precision.over_steps import DtypeChange, PrecisionOverSteps
+from ampscope.analysis.words import op_in_words
 from ampscope.report.numbers import count
 from ampscope.report.safe_text import short
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampscope.analysis.results import Cost, Remedy
-from ampscope.analysis.words.wording import trial_in_words
+from ampscope.analysis.words import trial_in_words
 from ampscope.report import numbers
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ampscope.analysis.scale.window import ScaleWindow
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words import in_words
 from ampscope.report import numbers
 from ampscope.report.wording.plan_words import several
 

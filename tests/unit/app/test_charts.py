@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ampscope import open_run
-from ampscope.analysis.numerics.curve import Curve
+from ampscope.analysis.numerics.arrays import Curve
 from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.report.figures.over_steps import timeline_stack
 from ampscope.report.figures.panels import measure_panel

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ampscope.analysis.origin.step_graph import StepGraph
 from ampscope.analysis.results import Incident
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import op_in_words
 from ampscope.provenance import Origin, absorbed, hidden, origins
 from ampscope.trace.json_columns import details
 from ampscope.trace.schema import IncidentRow, Trigger

@@ -19,7 +19,7 @@ from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, 
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.tables.traced_steps import traced_steps
-from ampscope.analysis.words.number_words import number
+from ampscope.analysis.words import number
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, EventKind, Node, Phase, Source, Table, source_of

@@ -9,8 +9,7 @@ import numpy as np
 
 from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray
 from ampscope.analysis.tables.lazy_tables import collect, rank_table
-from ampscope.analysis.tables.step_history import History
-from ampscope.analysis.tables.step_queries import in_order, steps_of
+from ampscope.analysis.tables.step_history import History, in_order, steps_of
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import EventKind, Table
 

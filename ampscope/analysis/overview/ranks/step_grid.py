@@ -12,8 +12,7 @@ import numpy as np
 from ampscope.analysis.numerics.arrays import IntArray
 from ampscope.analysis.overview.ranks.bad_steps import BadStep
 from ampscope.analysis.overview.ranks.replicas import Apart
-from ampscope.analysis.overview.ranks.steps_by_rank import steps_by_rank
-from ampscope.analysis.overview.ranks.world import World
+from ampscope.analysis.overview.ranks.world import World, steps_by_rank
 from ampscope.analysis.tables.lazy_tables import collect_groups
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Table

@@ -11,8 +11,7 @@ import numpy as np
 
 from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.precision.ranges.measured import NEAR_BITS, MeasuredPlace, MeasuredRun
-from ampscope.analysis.precision.ranges.places import Group
-from ampscope.analysis.precision.ranges.sampled_steps import Stretch
+from ampscope.analysis.precision.ranges.places import Group, Stretch
 
 #: Rows of a heat map: of more, those that are closest.
 MOST_ROWS = 60

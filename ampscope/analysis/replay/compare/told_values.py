@@ -10,11 +10,9 @@ import numpy as np
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.replay.compare.groups import Places, sources
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair, elements
-from ampscope.analysis.replay.compare.results import Difference, Kind
+from ampscope.analysis.replay.compare.results import Difference, Kind, counted, listed, numbers, place, places
 from ampscope.analysis.replay.compare.roots import Root, Walked
-from ampscope.analysis.replay.compare.words import counted, listed, numbers, place, places
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import number, op_in_words
 from ampscope.trace.schema import Node
 
 _SCORES = {

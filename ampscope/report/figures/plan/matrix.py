@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampscope.analysis.precision.plan.modules import FormatLoss, ModulePlan
-from ampscope.analysis.precision.plan.plan import Plan
+from ampscope.analysis.precision.plan import Plan
+from ampscope.analysis.precision.plan_modules import FormatLoss, ModulePlan
 from ampscope.report.numbers import count, share
 from ampscope.report.wording.plan_words import SHARES, head, is_overflow_seen, shares
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ampscope.analysis.scale.window import GradientWindow, ScaleWindow
-from ampscope.analysis.words.number_words import power_of_two
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words import in_words, power_of_two
 from ampscope.report.figures.axis import Axis
 from ampscope.report.numbers import count, share
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from ampscope.analysis.causes.catalogue import what_in_words
 from ampscope.analysis.diagnosis.run_summary import what_happened
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, ScaleHealth
-from ampscope.analysis.words.rank_words import received_in_words
-from ampscope.analysis.words.scale_words import in_words
-from ampscope.analysis.words.wording import when_in_words
+from ampscope.analysis.words import in_words, received_in_words, when_in_words
 from ampscope.report import numbers
 from ampscope.report.html.markup import as_code, as_html
 from ampscope.report.html.source import source_html

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ampscope.analysis.results import Incident, Operand
-from ampscope.analysis.words.wording import replay_in_words, trigger_in_words
+from ampscope.analysis.words import replay_in_words, trigger_in_words
 from ampscope.report.html.parts.table import TableRows, table_html
 from ampscope.report.numbers import UNMEASURED, count, nonfinite, part, span
 from ampscope.report.safe_text import short

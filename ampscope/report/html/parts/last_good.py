@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampscope.analysis.overview.last_good.unusual import FIRST, UNUSUAL
 from ampscope.analysis.results import LastGood, Move, MoveKind
-from ampscope.analysis.words.wording import place_in_words
+from ampscope.analysis.words import place_in_words
 from ampscope.report.html.document import paragraph
 from ampscope.report.html.parts.table import TableRows, table_html
 from ampscope.report.numbers import UNKNOWN, share, value

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from ampscope.analysis.overview.ranks.bad_steps import BadStep
-from ampscope.analysis.overview.ranks.rank_states import Life, RankState
-from ampscope.analysis.overview.ranks.ranks import Ranks
-from ampscope.analysis.overview.ranks.story import ranks_story
-from ampscope.analysis.words.rank_words import ranks_in_words
+from ampscope.analysis.overview.ranks.ranks import Life, Ranks, RankState, ranks_story
+from ampscope.analysis.words import ranks_in_words
 from ampscope.report.figures.rank_grid import rank_grid
 from ampscope.report.html.document import paragraph, section
 from ampscope.report.html.figures.rank_grid import rank_grid_html

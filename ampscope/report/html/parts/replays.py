@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ampscope.analysis.cures import other_forms
 from ampscope.analysis.cures.trials import modules_in_words
 from ampscope.analysis.results import Tried
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words import in_words
 from ampscope.report.html.parts.table import TableRows, table_html
 from ampscope.report.numbers import UNKNOWN, UNMEASURED, count, seconds, span, value
 from ampscope.report.wording.remedy_words import cost_in_words

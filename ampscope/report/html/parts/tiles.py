@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import Diagnosis, ScaleHealth
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words import in_words
 from ampscope.report.html.markup import as_html
 from ampscope.report.numbers import UNKNOWN, count, seconds, share
 from ampscope.report.safe_text import short

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from ampscope.analysis.causes.catalogue import what_in_words
 from ampscope.analysis.diagnosis.gate_limits import Check, Gate, Limit, Outcome
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.wording import when_in_words
+from ampscope.analysis.words import number, when_in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.trace.vocabulary import Severity

@@ -13,7 +13,7 @@ from ampscope.analysis.diagnosis.gate import gate
 from ampscope.analysis.diagnosis.gate_limits import Limits, Outcome
 from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.usage.usage_checks import usage_checks
-from ampscope.analysis.words.wording import when_in_words
+from ampscope.analysis.words import when_in_words
 from ampscope.trace.schema import ScalerAction
 from ampscope.trace.vocabulary import Cause, MistakeForm, Severity, Verdict
 from tests.support.trace_builder import START, TraceBuilder

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ampscope.analysis.numerics.curve import Curve
-from ampscope.analysis.overview.group_curves import GroupCurve
-from ampscope.analysis.overview.overview import Moment, Overview
+from ampscope.analysis.numerics.arrays import Curve
+from ampscope.analysis.overview.overview import GroupCurve, Moment, Overview
 from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.what_if import ScalerRules, WhatIf
 from ampscope.report.figures.axis import measure_axis, round_ticks

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampscope import open_run
-from ampscope.analysis.precision.ranges.overflowed import MOST_STEPS
+from ampscope.analysis.precision.ranges.measured import MOST_STEPS
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges, ranges
 from ampscope.report.ranges_words import growth
 from ampscope.trace.schema import Node, ReplayStatus, Source, Trigger

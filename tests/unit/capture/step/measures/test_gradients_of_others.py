@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import ampscope
-from ampscope.analysis.precision.plan.plan import plan
+from ampscope.analysis.precision.plan import plan
 from ampscope.analysis.scale.answer import scale_answer
 from ampscope.report.wording.plan_words import notes
 from ampscope.report.wording.window_words import sentences
