@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import unicodedata
+from pathlib import PurePosixPath
+
+from ampscope.analysis.results import SourceLine
 
 #: Control, format, surrogate and private characters: they move the cursor, reorder text or cannot be encoded.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Co"})
@@ -34,3 +37,16 @@ def _visible(character: str) -> str:
     if unicodedata.category(character) not in _UNSAFE:
         return character
     return character.encode("unicode_escape").decode("ascii")
+
+
+#: Characters of a file's name.
+_LONGEST = 40
+
+
+def place(source: SourceLine | None) -> str:
+    """``train.py:42``, with the folder left out; empty where no line is known."""
+    return f"{short(_file_name(source.file), _LONGEST)}:{source.line}" if source else ""
+
+
+def _file_name(path: str) -> str:
+    return PurePosixPath(path.replace("\\", "/")).name or path

@@ -15,7 +15,7 @@ from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.traced_steps import TracedStep
 from ampscope.report.figures.magnitudes import LABEL as MAGNITUDES
 from ampscope.report.figures.magnitudes import magnitudes
-from ampscope.report.html.figures.magnitudes import magnitudes_html
+from ampscope.report.html.figures.ops import magnitudes_html
 from ampscope.trace.vocabulary import Severity
 from blocks.basics.figure import figure
 from blocks.basics.how_to_trace import how_to_trace

@@ -11,9 +11,9 @@ from ampscope.analysis.scale.scale_history import ScaleHistory, SkippedStep, sca
 from ampscope.analysis.scale.scaler_log import ScaleEvent, ScalerCall, ScalerSettings
 from ampscope.analysis.words import in_words
 from ampscope.report.figures.over_steps import scale_stack
-from ampscope.report.html.parts.tiles import Fact, scale_tile
+from ampscope.report.html.parts.card import Fact, scale_tile
 from ampscope.report.numbers import UNKNOWN, count, share, value
-from ampscope.report.source_place import place
+from ampscope.report.safe_text import place
 from ampscope.trace.schema import ScalerAction
 from blocks.basics.figure import show_figure
 from blocks.basics.page_links import link_row, to_overview, to_plan, way_to

@@ -36,7 +36,7 @@ def plan(
     from ampscope.analysis.precision.plan import only
     from ampscope.analysis.precision.plan import plan as plan_of
     from ampscope.cli.shared.terminal import show
-    from ampscope.report.json.plain import as_json
+    from ampscope.report.json import as_json
     from ampscope.report.terminal.plan_text import as_text
     from ampscope.trace.read.run import open_run
 

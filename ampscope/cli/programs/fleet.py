@@ -35,7 +35,7 @@ def fleet(
     from ampscope.analysis.diagnosis.fleet import fleet as fleet_of
     from ampscope.cli.shared.terminal import show
     from ampscope.cli.shared.verdict_cache import VerdictCache
-    from ampscope.report.json.plain import as_json
+    from ampscope.report.json import as_json
     from ampscope.report.terminal.fleet_text import as_text
     from ampscope.trace.fleet.runs_below import runs_below
 

@@ -68,9 +68,7 @@ def gate(
 
 def _write(found: Gate, junit: Path | None, markdown: Path | None, sarif: Path | None) -> None:
     from ampscope.cli.shared.output_file import write
-    from ampscope.report.programs.ci.junit import as_junit
-    from ampscope.report.programs.ci.markdown import as_markdown
-    from ampscope.report.programs.ci.sarif import as_sarif
+    from ampscope.report.ci import as_junit, as_markdown, as_sarif
 
     if junit is not None:
         write(junit, as_junit(found).encode())
@@ -82,9 +80,8 @@ def _write(found: Gate, junit: Path | None, markdown: Path | None, sarif: Path |
 
 def _show(found: Gate, *, json: bool, github: bool) -> None:
     from ampscope.cli.shared.terminal import show
-    from ampscope.report.json.plain import as_json
-    from ampscope.report.programs.ci.github import as_annotations
-    from ampscope.report.programs.ci.markdown import as_markdown
+    from ampscope.report.ci import as_annotations, as_markdown
+    from ampscope.report.json import as_json
     from ampscope.report.terminal.gate_text import as_text
 
     if json:

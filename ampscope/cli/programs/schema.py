@@ -34,7 +34,7 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON Schema of what a verb prints with --json; of all verbs, by name, if none is named."""
-    from ampscope.report.json.schema import schema_of
+    from ampscope.report.json import schema_of
 
     if verb is not None and verb not in RESULTS:
         raise AmpscopeError(f"{verb!r} prints no JSON; there are {', '.join(RESULTS)}")

@@ -12,7 +12,7 @@ from ampscope.analysis.results import Incident, PathNode
 from ampscope.analysis.words import op_in_words
 from ampscope.report.numbers import UNMEASURED, count, span
 from ampscope.report.palette import dtype_color
-from ampscope.report.source_place import place
+from ampscope.report.safe_text import place
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Phase
 from ampscope.trace.schema import Node as Pseudo
 from ampscope.trace.vocabulary import Severity

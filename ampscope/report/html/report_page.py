@@ -19,13 +19,21 @@ from ampscope.report.figures.over_steps import scale_stack, timeline_stack
 from ampscope.report.html.document import document, paragraph, section
 from ampscope.report.html.figures.stack import stack_html
 from ampscope.report.html.markup import as_html
-from ampscope.report.html.parts.card import Item, item_html, scale_html, verdict_html, what
-from ampscope.report.html.parts.healed import healed_html
+from ampscope.report.html.parts.card import (
+    Item,
+    healed_html,
+    item_html,
+    precision_html,
+    run_tiles,
+    scale_html,
+    thinned_note,
+    tiles_html,
+    verdict_html,
+    what,
+)
 from ampscope.report.html.parts.incident import item_sections
-from ampscope.report.html.parts.precision import precision_html
 from ampscope.report.html.parts.ranks import ranks_html
-from ampscope.report.html.parts.tiles import run_tiles, thinned_note, tiles_html
-from ampscope.report.source_place import place
+from ampscope.report.safe_text import place
 from ampscope.report.terminal.diagnosis_text import run_facts
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.vocabulary import Severity

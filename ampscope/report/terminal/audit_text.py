@@ -13,8 +13,7 @@ from ampscope.analysis.precision.audit import Audit, LayerLoss, in_words, share
 from ampscope.analysis.precision.op_losses import Loss
 from ampscope.analysis.words import number, op_in_words
 from ampscope.report import numbers
-from ampscope.report.safe_text import visible
-from ampscope.report.source_place import place
+from ampscope.report.safe_text import place, visible
 from ampscope.report.terminal.layout import Fitting, code, indented, prose
 from ampscope.trace.schema import AuditStatus
 

@@ -14,7 +14,7 @@ from ampscope.analysis.precision.plan_modules import NAMES, ModulePlan
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import Fitting, code, heading, indented, prose
-from ampscope.report.wording.plan_words import (
+from ampscope.report.wording.precision_words import (
     NOTHING_COUNTED,
     SHARES,
     answer,

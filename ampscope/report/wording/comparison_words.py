@@ -14,7 +14,7 @@ from ampscope.analysis.replay.compare.results import (
     unlike_in_words,
 )
 from ampscope.report import numbers
-from ampscope.report.source_place import place
+from ampscope.report.safe_text import place
 
 #: From this score on a difference is told for itself, and not as an effect or a circumstance.
 MATTERS = 80.0

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampscope.analysis.replay.compare.results import Comparison, Difference, Likeness
-from ampscope.report.html.markup import as_html
+from ampscope.report.html.markup import as_html, source_html
 from ampscope.report.html.parts.card import card
 from ampscope.report.html.parts.table import TableRows
-from ampscope.report.html.source import source_html
 from ampscope.report.numbers import count
 from ampscope.report.safe_text import short
 from ampscope.report.wording.comparison_words import (

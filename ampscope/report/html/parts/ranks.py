@@ -10,7 +10,7 @@ from ampscope.analysis.overview.ranks.ranks import Life, Ranks, RankState, ranks
 from ampscope.analysis.words import ranks_in_words
 from ampscope.report.figures.rank_grid import rank_grid
 from ampscope.report.html.document import paragraph, section
-from ampscope.report.html.figures.rank_grid import rank_grid_html
+from ampscope.report.html.figures.bars import rank_grid_html
 from ampscope.report.html.parts.table import table_html
 from ampscope.report.numbers import count, seconds, value
 

@@ -10,7 +10,7 @@ from jsonschema import validate
 
 from ampscope.analysis.diagnosis.fleet_results import Fleet
 from ampscope.cli.shared.verdict_cache import VerdictCache
-from ampscope.report.json.schema import schema_of
+from ampscope.report.json import schema_of
 from tests.support.command import Command
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.fleet_builder import Trained, build

@@ -17,8 +17,7 @@ from ampscope.report.figures.magnitudes import magnitudes
 from ampscope.report.figures.over_steps import timeline_stack
 from ampscope.report.figures.path_graph import path_graph
 from ampscope.report.figures.stack import Lane, Stack, Symbol
-from ampscope.report.html.figures.magnitudes import magnitudes_html
-from ampscope.report.html.figures.path_graph import path_graph_html
+from ampscope.report.html.figures.ops import magnitudes_html, path_graph_html
 from ampscope.report.html.figures.stack import stack_html
 from ampscope.trace.schema import Change, Trial
 from ampscope.trace.vocabulary import Cause, Severity

@@ -1,4 +1,4 @@
-"""The numbers of a cause in one line: what was needed, and what there was. Without numbers in the trace, no line."""
+"""A diagnosis in words: the numbers of a cause, how far a remedy is known to help, what healing has changed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable
 
 from ampscope.analysis.origin.op_facts import divides, not_zero
-from ampscope.analysis.results import Finding, Incident, Operand
-from ampscope.analysis.words import in_words, number, op_in_words
-from ampscope.report.numbers import nonfinite
+from ampscope.analysis.overview.overview import Overview
+from ampscope.analysis.results import Cost, Finding, Incident, MadeCure, Operand, Remedy
+from ampscope.analysis.words import in_words, number, op_in_words, trial_in_words
+from ampscope.report import numbers
+from ampscope.report.numbers import nonfinite, value
 from ampscope.trace.dtypes import FINFO, FLOAT8, PARTS
 from ampscope.trace.schema import Change, Trial
 from ampscope.trace.vocabulary import Cause
@@ -99,3 +101,65 @@ _LINES: dict[Cause, Callable[[Incident], str]] = {
     Cause.SCALE_OVERFLOW: _scale_that_fits,
     Cause.SQRT_NEGATIVE: _below_zero,
 }
+
+
+def remedy_in_words(remedy: Remedy) -> str:
+    """Whether a replay tried it and what came out: ``tried on this step: cures it; +0.4% of the step, +3 MiB``."""
+    if remedy.verified is None:
+        return f"not tried: {remedy.untried}"
+    parts = [trial_in_words(remedy.verified, remedy.kind)]
+    if remedy.verified and remedy.changes_good_values:
+        parts.append("changes values that were good")
+    if remedy.verified and remedy.cost is not None:
+        parts.append(cost_in_words(remedy.cost))
+    return "; ".join(filter(None, parts))
+
+
+def cost_in_words(cost: Cost) -> str:
+    """What a change adds to the step; empty where nothing was measured, and no more is written."""
+    time = (
+        "" if cost.time is None else f"+{numbers.share(cost.time)} of the step" if cost.time else "no measurable time"
+    )
+    memory = f"+{numbers.size(cost.bytes)}" if cost.bytes and cost.bytes > 0 else ""
+    return ", ".join(filter(None, (time, memory)))
+
+
+TITLE = "What was changed in this run"
+
+
+def cure_in_words(cure: MadeCure) -> str:
+    """One change, in a sentence that begins with its step."""
+    lasts = f" from {'this' if cure.at_once else 'the next'} step on" if cure.code else ""
+    applied = "; the step was made with the gradients of its replay" if cure.applied else ""
+    lost = f"; the step itself is lost ({cure.lost})" if cure.lost else ""
+    return f"Step {cure.step:,}: {cure.text}{lasts}{applied}{lost}{_end(cure)}."
+
+
+def _end(cure: MadeCure) -> str:
+    """What has become of one that lasts."""
+    if cure.lifted_at is not None:
+        return f"; lifted at step {cure.lifted_at:,}" + (f", for {cure.lifted_because}" if cure.lifted_because else "")
+    return "; still in force" if cure.code else ""
+
+
+#: Norms that differ by at most this share are one and the same threshold.
+_SAME = 0.02
+
+
+def clipped_norm(seen: Overview, first: int) -> str:
+    """That all gradients have one norm, the threshold divided by the loss scale; empty where they have not.
+
+    Args:
+        seen: The run's steps.
+        first: The step from which on they were clipped so.
+    """
+    norms = [norm for step, norm in zip(seen.grad_norm.steps, seen.grad_norm.values, strict=True) if step >= first]
+    scales = [power for step, power in zip(seen.log2_scale.steps, seen.log2_scale.values, strict=True) if step >= first]
+    if not norms or not scales or min(scales) != max(scales) or not 0 < max(norms) <= (1 + _SAME) * min(norms):
+        return ""
+    scale = 2.0 ** scales[0]
+    threshold = float(f"{max(norms) * scale:.3g}")  # as it was written: the norm has been rounded
+    return (
+        f"Every step had the same gradient norm, {value(max(norms))}, which is {value(threshold)} divided by "
+        f"the loss scale of {value(scale)}: what was clipped to the threshold was {value(scale)} times the gradient."
+    )

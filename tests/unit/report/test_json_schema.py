@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from ampscope.cli.programs.schema import RESULTS
-from ampscope.report.json.schema import schema_of
+from ampscope.report.json import schema_of
 from tests.support.command import Command
 from tests.support.paths import SAMPLES
 

@@ -1,9 +1,11 @@
-"""What a verb prints with ``--json``, told to programs: the JSON Schema of a result's type."""
+"""A result as JSON, as a verb prints it with ``--json``, and the JSON Schema of its type."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
+import math
 from collections.abc import Mapping
 from enum import Enum
 from types import UnionType
@@ -12,6 +14,48 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from ampscope.analysis.results import CodeLine, Operand
 from ampscope.trace.schema import Statistics
 from ampscope.trace.schema.field_comments import field_comments
+
+
+def as_json(result: Any) -> str:
+    """A result of analysis as a JSON object; its keys are the fields of its type, always in the same order.
+
+    JSON has no NaN and no infinities: they become the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, which
+    Python's ``float`` and JavaScript's ``Number`` both read back. `ampscope.report.json` tells this to others.
+    """
+    return json.dumps(as_plain(result), indent=2, allow_nan=False)
+
+
+def as_plain(value: Any) -> Any:
+    """A result as dictionaries, lists, strings and finite numbers."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: as_plain(each) for name, each in _fields(value).items()}
+    if isinstance(value, dict):
+        return {str(key): as_plain(value[key]) for key in sorted(value)}
+    if isinstance(value, CodeLine):
+        return str(value)
+    if isinstance(value, (tuple, list)):
+        return [as_plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return _number(value) if isinstance(value, float) else value
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name; the statistics of an operand stand among its own facts."""
+    if not isinstance(value, Operand):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    own = {"role": value.role, "dtype": value.dtype, "shape": value.shape}
+    first = {"min": value.statistics.min, "max": value.statistics.max, "numel": value.numel}
+    return own | first | value.statistics._asdict() | {"exp_counts": value.exp_counts}
+
+
+def _number(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
+
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _NUMBER = "number_or_nonfinite"
@@ -31,7 +75,7 @@ _NUMBERS = {
 
 
 def schema_of(result: type) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of what `ampscope.report.json.plain.as_json` makes of a ``result``.
+    """The JSON Schema (draft 2020-12) of what `ampscope.report.json.as_json` makes of a ``result``.
 
     Every key is always there; descriptions are those of the types.
 
@@ -63,7 +107,7 @@ def _schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             definitions[hint.__name__] = {}  # a type may hold others of its own kind
             definitions[hint.__name__] = _object(hint, definitions)
     else:
-        raise TypeError(f"{hint!r} has no JSON Schema here: give it one beside ampscope.report.json.plain.as_plain")
+        raise TypeError(f"{hint!r} has no JSON Schema here: give it one beside ampscope.report.json.as_plain")
     return {"$ref": f"#/$defs/{hint.__name__}"}
 
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ampscope.report.json.plain import as_json, as_plain
+from ampscope.report.json import as_json, as_plain
 from tests.support.verdicts.by_hand import BROKEN, HEALTHY, OVERFLOW, QUERY, RUN
 from tests.support.verdicts.operands import changed
 

@@ -14,10 +14,7 @@ from sarif_pydantic import Sarif
 from ampscope.analysis.diagnosis.gate import gate
 from ampscope.analysis.diagnosis.gate_limits import Check, Gate, Limit, Limits, Outcome
 from ampscope.analysis.results import SourceLine
-from ampscope.report.programs.ci.github import as_annotations
-from ampscope.report.programs.ci.junit import as_junit
-from ampscope.report.programs.ci.markdown import as_markdown
-from ampscope.report.programs.ci.sarif import as_sarif, uri
+from ampscope.report.ci import as_annotations, as_junit, as_markdown, as_sarif, uri
 from ampscope.report.terminal.gate_text import as_text
 from ampscope.trace.read.run import open_run
 from tests.support.command import Command
