@@ -20,7 +20,8 @@ from ampscope.errors import AmpscopeError
 if TYPE_CHECKING:  # pytest loads this file in every session; only a test that watches loads the rest
     from rich.console import RenderableType
 
-    from ampscope.analysis.diagnosis.gate_limits import Gate, Limits
+    from ampscope.analysis.diagnosis.gate import Gate
+    from ampscope.analysis.diagnosis.gate_limits import Limits
     from ampscope.capture.scope import Scope
 
 MARKER = "ampscope"
@@ -108,7 +109,7 @@ def _asked(marker: pytest.Mark | None) -> tuple[Limits, Path | None]:
 
 
 def _judge(folder: Path, limits: Limits, baseline: Path | None) -> None:
-    from ampscope.analysis.diagnosis.gate_limits import Outcome
+    from ampscope.analysis.diagnosis.gate import Outcome
 
     try:
         found = _gate(folder, limits, baseline)
@@ -146,7 +147,7 @@ def _tell(item: pytest.Item, watching: Watched) -> None:
 
 
 def _text(found: Gate) -> str:
-    from ampscope.analysis.diagnosis.gate_limits import Limit, Outcome
+    from ampscope.analysis.diagnosis.gate import Limit, Outcome
     from ampscope.report.terminal.diagnosis_text import as_text as of_diagnosis
     from ampscope.report.terminal.gate_text import as_text as of_gate
 

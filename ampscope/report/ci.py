@@ -12,7 +12,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from ampscope.analysis.causes.catalogue import cause_in_words, what_in_words
-from ampscope.analysis.diagnosis.gate_limits import Check, Gate, Limit, Outcome
+from ampscope.analysis.diagnosis.gate import Check, Gate, Limit, Outcome
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, SourceLine
 from ampscope.analysis.words import number, when_in_words
 from ampscope.report import numbers

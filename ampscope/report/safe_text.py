@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import unicodedata
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
-from ampscope.analysis.results import SourceLine
+if TYPE_CHECKING:
+    from ampscope.analysis.results import SourceLine
 
 #: Control, format, surrogate and private characters: they move the cursor, reorder text or cannot be encoded.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Co"})
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+#: Characters of a file's name.
+_LONGEST = 40
 
 
 def visible(text: str) -> str:
@@ -37,10 +41,6 @@ def _visible(character: str) -> str:
     if unicodedata.category(character) not in _UNSAFE:
         return character
     return character.encode("unicode_escape").decode("ascii")
-
-
-#: Characters of a file's name.
-_LONGEST = 40
 
 
 def place(source: SourceLine | None) -> str:

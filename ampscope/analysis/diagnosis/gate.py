@@ -5,17 +5,64 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
 from ampscope.analysis.diagnosis.diagnosis import diagnose
-from ampscope.analysis.diagnosis.gate_limits import Check, Gate, Limit, Limits, Outcome
+from ampscope.analysis.diagnosis.gate_limits import Limits
 from ampscope.analysis.precision.ranges.measured import measured_places
 from ampscope.analysis.precision.ranges.ranges import RangeRow, range_row
-from ampscope.analysis.results import Diagnosis
+from ampscope.analysis.results import Diagnosis, SourceLine
 from ampscope.analysis.words import number, place_in_words
 from ampscope.trace.read.run import Run
 from ampscope.trace.vocabulary import Verdict
+
+#: Version of the JSON object that ``ampscope gate --json`` prints.
+JSON_SCHEMA = 1
+
+
+class Limit(StrEnum):
+    """What is checked."""
+
+    VERDICT = "verdict"  #: nothing is wrong with the run
+    MAX_SKIPPED = "max_skipped"  #: the share of optimizer steps that a scaler skipped
+    NO_NEW_OVERFLOW = "no_new_overflow"  #: no place overflowed that did not overflow in the baseline
+    MIN_HEADROOM = "min_headroom"  #: factors of two between the largest value of any place and its dtype's end
+
+
+class Outcome(StrEnum):
+    """How a check, or all of them together, came out."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_KNOWN = "not_known"  #: the run holds nothing by which it could be told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One limit, and how the run stands to it."""
+
+    limit: Limit
+    outcome: Outcome
+    text: str  #: in a sentence
+    measured: float | None = None  #: of the run, in the limit's own unit
+    allowed: float | None = None
+    baseline: float | None = None  #: the same of the baseline; null without one
+    module: str = ""  #: of the place that decides it
+    op: str = ""
+    source: SourceLine | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """The checks of one run."""
+
+    schema: int = JSON_SCHEMA
+    outcome: Outcome
+    checks: tuple[Check, ...]
+    baseline: str = ""  #: the folder of the run that it was held against
+    diagnosis: Diagnosis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from ampscope.cli.shared.exits import OF_OUTCOMES
 from ampscope.cli.shared.newest import RUN_HELP, named_or_newest
 
 if TYPE_CHECKING:  # loaded by the verb when it runs
-    from ampscope.analysis.diagnosis.gate_limits import Gate
+    from ampscope.analysis.diagnosis.gate import Gate
 
 #: The file to which a step of a GitHub workflow appends what its summary shows.
 _SUMMARY = "GITHUB_STEP_SUMMARY"

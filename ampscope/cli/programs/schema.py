@@ -13,7 +13,7 @@ from ampscope.errors import AmpscopeError
 #: Where the result of each verb that has ``--json`` is declared.
 RESULTS = {
     "diagnose": "ampscope.analysis.results:Diagnosis",
-    "gate": "ampscope.analysis.diagnosis.gate_limits:Gate",
+    "gate": "ampscope.analysis.diagnosis.gate:Gate",
     "compare": "ampscope.analysis.replay.compare.results:Comparison",
     "ranges": "ampscope.analysis.precision.ranges.ranges:Ranges",
     "plan": "ampscope.analysis.precision.plan:Plan",

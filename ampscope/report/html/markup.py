@@ -5,9 +5,15 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from ampscope.analysis.results import SourceLine
 from ampscope.report.safe_text import short, visible_lines
+
+if TYPE_CHECKING:
+    from ampscope.analysis.results import SourceLine
+
+#: In code that is HTML, where a line may end; never within ``&lt;``.
+_BREAKS = re.compile(r"[(\[{,.=](?=[\w(\[{*\"'-])")
 
 
 def as_source(text: str, limit: int = 4000) -> str:
@@ -35,10 +41,6 @@ def as_code(text: str, limit: int = 4000) -> str:
 def as_label(text: str, limit: int = 48) -> str:
     """``text`` for a Plotly label or hover: Plotly reads a subset of HTML there, and TeX between dollars."""
     return html.escape(short(text, limit), quote=False).replace("$", "&#36;")
-
-
-#: In code that is HTML, where a line may end; never within ``&lt;``.
-_BREAKS = re.compile(r"[(\[{,.=](?=[\w(\[{*\"'-])")
 
 
 def source_html(source: SourceLine | None, *, hit: bool = False) -> str:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ampscope.analysis.diagnosis.gate_limits import Gate, Outcome
+from ampscope.analysis.diagnosis.gate import Gate, Outcome
 from ampscope.report.ci import NAMES, OUTCOMES, failures, quantity
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import heading, line, prose

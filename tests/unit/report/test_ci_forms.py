@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 from sarif_pydantic import Sarif
 
-from ampscope.analysis.diagnosis.gate import gate
-from ampscope.analysis.diagnosis.gate_limits import Check, Gate, Limit, Limits, Outcome
+from ampscope.analysis.diagnosis.gate import Check, Gate, Limit, Outcome, gate
+from ampscope.analysis.diagnosis.gate_limits import Limits
 from ampscope.analysis.results import SourceLine
 from ampscope.report.ci import as_annotations, as_junit, as_markdown, as_sarif, uri
 from ampscope.report.terminal.gate_text import as_text

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.analysis.diagnosis.gate import gate, headrooms, new_overflows
-from ampscope.analysis.diagnosis.gate_limits import Check, Gate, Limit, Limits, Outcome
+from ampscope.analysis.diagnosis.gate import Check, Gate, Limit, Outcome, gate, headrooms, new_overflows
+from ampscope.analysis.diagnosis.gate_limits import Limits
 from ampscope.analysis.precision.ranges.ranges import RangeRow
 from ampscope.analysis.results import SourceLine
 from ampscope.trace.read.run import open_run

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ampscope import diagnose, open_run
-from ampscope.analysis.diagnosis.gate import gate
-from ampscope.analysis.diagnosis.gate_limits import Limits, Outcome
+from ampscope.analysis.diagnosis.gate import Outcome, gate
+from ampscope.analysis.diagnosis.gate_limits import Limits
 from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.usage.usage_checks import usage_checks
 from ampscope.analysis.words import when_in_words
