@@ -1,4 +1,4 @@
-"""Text out of a trace, made safe to show: names and code are someone else's, a terminal obeys control characters."""
+"""Text out of a trace is made safe to show, and a place in few words: a terminal obeys what a name may contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Advice that no replay has tried: why each piece could not be, and the wider dtypes that several causes advise."""
+"""Advice that no replay has tried says why it could not be; several causes advise a wider dtype."""
 
 from __future__ import annotations
 

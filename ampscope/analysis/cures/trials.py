@@ -1,4 +1,4 @@
-"""What the counterfactual replays of an incident say, in words."""
+"""The replays of an incident are told in words, and made of the rows that a run has of them."""
 
 from __future__ import annotations
 

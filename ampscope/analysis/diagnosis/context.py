@@ -1,4 +1,4 @@
-"""The incident of a run that ended with an error: what the exception said of the call that raised it."""
+"""The rest of a run tells of an incident: how a call ended with an error, a loss ran away, a step did not repeat."""
 
 from __future__ import annotations
 

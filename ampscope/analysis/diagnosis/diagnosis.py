@@ -1,4 +1,4 @@
-"""The non-finite values of a run that harm nothing, each kind once, with the reason why it is left alone."""
+"""The verdict on a run traces each incident to its origin, names mistakes, and leaves harmless values alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The places of a run that overflowed, and how far the others are from it, on all ranks."""
+"""A gate holds a run against limits: its verdict, its skips, where it overflowed and how near other places came."""
 
 from __future__ import annotations
 

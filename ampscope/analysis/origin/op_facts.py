@@ -1,4 +1,4 @@
-"""Questions about one executed op: what its operands held, and what its dtype made of the constants it was given."""
+"""An op's facts are what its operands held, what they allow its result to be, and what its dtype made of constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads one traced step of a run as a dataflow graph, with its operands and path in the words of the results."""
+"""A traced step is loaded as a dataflow graph: its operands and path in words, and where a second run parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many runs at a glance: what each is, how far it came and what was recorded against it, without diagnosing any."""
+"""Many runs at a glance: whether each is alive, how far it came and what was recorded against it, none diagnosed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An audit of a run: what the layers of one healthy step lose by their dtypes, and how the loss's error divides."""
+"""An audit tells what a healthy step's layers lose by their dtypes, how the loss's error divides, and what helps."""
 
 from __future__ import annotations
 

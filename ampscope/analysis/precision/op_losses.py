@@ -1,4 +1,4 @@
-"""What each op of an audited step loses: by rounding its results, and by what it makes of the errors it is given."""
+"""Each op of an audited step loses by rounding its results and by the errors it is given, which have origins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Which modules of a run could compute in a narrower format, and what each would lose there."""
+"""A plan says which modules of a run could compute in a narrower format, at which scales, and is code to paste.
+
+Delayed scaling takes a tensor's scale from the steps before. A trace has some of these, the recipe has had them all. So
+to those that were recorded comes the step just before, taken to lie on the way, even in factors, from the newest of
+them to what was measured.
+"""
 
 from __future__ import annotations
 

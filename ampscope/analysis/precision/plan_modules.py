@@ -1,4 +1,4 @@
-"""What casting tensors to a format would make of their values: read off histograms of exponents, tensor by tensor."""
+"""Each module is judged in each format by what casting its tensors there would make of their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One op of a recording: what it read and wrote, who wrote that and who read it, and its line in a list."""
+"""One op of a recording is found by kind or search, and told: what it read and wrote, who wrote and who read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A traced step as a recording: every op in execution order, as arrays that stay fast for hundreds of thousands."""
+"""A recording is a traced step as arrays, op by op: forward with backward, and values that are infinite on purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recording as a picture of it needs it: what each op is, how close it came to its limit, the modules around it."""
+"""A recording is drawn as what each op is, how close it came to its limit, and which op of another run is beside it."""
 
 from __future__ import annotations
 

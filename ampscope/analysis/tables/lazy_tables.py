@@ -1,4 +1,4 @@
-"""One rank's tables as lazy frames, and their collection with errors that people understand."""
+"""A rank's tables are lazy frames whose errors people understand; results over all ranks are kept while tables stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ops of one traced step, counted by site: the large table is summed by the query engine, not here."""
+"""The ops of one traced step are counted by site, where the query engine sums up, as far as the run recorded them."""
 
 from __future__ import annotations
 

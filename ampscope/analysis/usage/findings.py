@@ -1,4 +1,4 @@
-"""Usage mistakes: those that capture saw as they happened, and those that only the run's history shows."""
+"""Usage mistakes are those that capture saw as they happened, and those that only the run's history shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of each usage mistake and its form: looked up in the catalogue of causes."""
+"""The catalogue of causes says what each usage mistake is, and each does something to the incidents after it."""
 
 from __future__ import annotations
 

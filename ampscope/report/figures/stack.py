@@ -1,4 +1,4 @@
-"""What a figure over optimizer steps is made of: panels above each other, lanes of marks at the foot."""
+"""A figure over optimizer steps is made of panels, whose values stand on axes, and of lanes of marks at the foot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame of an HTML file: its head, its style for screen and paper, light and dark, and its sections."""
+"""An HTML file has a head, style sheets with the palette's colours for screen and paper, and sections."""
 
 from __future__ import annotations
 

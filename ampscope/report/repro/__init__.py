@@ -1,7 +1,10 @@
-"""A recorded call as Python source: nothing of it is written but literals and checked names.
+"""A failed op becomes a script of its own, for a bug report: its recorded call as Python source.
 
 A script calls what the trace names, so the trace may name only what a training step computes with: torch's own ops on
 tensors, none that knows of a file, a process or a library. A text that such an op takes is a word out of its few.
+
+The script runs the call in the dtype it ran in, and in a wider one. A trace is someone else's: nothing of it gets into
+the script but as a literal, a comment or a checked name.
 """
 
 from __future__ import annotations

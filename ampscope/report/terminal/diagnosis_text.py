@@ -1,4 +1,4 @@
-"""A diagnosis for the terminal: the verdict first, then where, why, on what evidence, and what to change."""
+"""A diagnosis on a terminal begins with the verdict; where, why, on what evidence and what to change follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An edit of someone's file, as a unified diff: made of changed lines, applied, joined with others."""
+"""An edit of someone's file is a unified diff: made of changed lines, applied, joined with others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one call of a torch function in a statement, however it is spelled: function, method or operator."""
+"""The one call of a torch function in a statement is found, however it is spelled: function, method or operator."""
 
 from __future__ import annotations
 

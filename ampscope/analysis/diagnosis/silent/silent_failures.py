@@ -1,4 +1,4 @@
-"""A step that lost something to half precision, gradients or the difference of values: the op, and the cause."""
+"""Failures without a non-finite value lose gradients, updates or differences of values to half precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is otherwise in a step than in those before it: where its values first rose, and what changed around them."""
+"""Spikes are judged by the steps around them, and placed at the op in which values first rose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rows of the steps tell: how loss scale, learning rate, loss and gradient norm moved."""
+"""The rows of the steps tell how loss scale, learning rates, loss and gradient norm moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a run was last good before an incident, and what has moved since, the most unusual first."""
+"""A run was last good at some step before an incident: when, whether it was resumed since, and what has moved."""
 
 from __future__ import annotations
 

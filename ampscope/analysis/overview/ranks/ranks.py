@@ -1,4 +1,8 @@
-"""All ranks of a run at a glance: where it went wrong first, who received it, who lags, who computes something else."""
+"""All ranks at a glance: how far each came, where the run went wrong first, who received it, and that in sentences.
+
+Ranks lag by steps, which need no clock. How long a rank has been silent is told by the age of its files against that of
+the newest file of any rank: all lie on one file system, and no clock of one host is set against another.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,9 @@ After the reduction replicas have the same gradients, so their norm is the same 
 the decision to skip. Which ranks are replicas is not asked but seen: those whose gradient norms were equal to the last
 bit from the first step on. Ranks that hold different parts of a model never agree, and are not compared. Weights are
 compared at the steps that several ranks traced.
+
+A trace holds the smallest and the largest element of each parameter as a traced step found it, and nothing finer: what
+changes none of the two is not seen.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ranks of a run: how many there are to be, and which have written."""
+"""The ranks of a run are known by who has written, and their steps summed up in one pass over all of them."""
 
 from __future__ import annotations
 

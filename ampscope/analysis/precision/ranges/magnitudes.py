@@ -1,4 +1,4 @@
-"""How large values got at each place: summed up by the query engine over all sampled steps, and step by step."""
+"""The query engine sums up how large values got at each place: over all sampled steps, step by step, or by stretch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every place of one rank that was measured, with its course, its loss scale and where it is going."""
+"""Every place of one rank that was measured has its course, its scale, its zeros and overflows, and a trend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The places of a program whose ranges are told: sites that only differ in their shapes are one."""
+"""The places whose ranges are told are sites that only differ in shapes; sampled steps say how large they got."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two traced steps with their ops paired: numbers and program points side by side, as lists and arrays by position."""
+"""Two traced steps have their ops paired: numbers and program points by position, and what of a point is another."""
 
 from __future__ import annotations
 

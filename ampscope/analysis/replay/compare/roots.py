@@ -1,4 +1,4 @@
-"""Where two steps begin to differ, told from what follows: one walk along the flow of values."""
+"""One walk along the flow of values tells where two steps begin to differ, beyond rounding, from what follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An incident in full: its line, its way, its operands, what was tried and what to change, one section each."""
+"""An incident in full has sections: its line, way, evidence, the last good step, what was tried and what to change."""
 
 from __future__ import annotations
 

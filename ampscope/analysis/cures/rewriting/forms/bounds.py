@@ -1,4 +1,4 @@
-"""Means that may be over nothing, with what they divide by written out, and at least one."""
+"""Operands are kept within bounds, and means that may be over nothing divide by at least one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers in someone's program, and how a form that changes one is written."""
+"""Numbers that a program spells are found, and written so that a dtype holds them."""
 
 from __future__ import annotations
 

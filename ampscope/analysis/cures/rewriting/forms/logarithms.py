@@ -1,4 +1,4 @@
-"""The logarithm of one exponential's share of a sum of them: a softmax that was written by hand."""
+"""Logarithms of exponentials and of quotients are written as the functions that compute them without overflow."""
 
 from __future__ import annotations
 

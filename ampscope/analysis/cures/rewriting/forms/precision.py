@@ -1,4 +1,4 @@
-"""Half precision that a line asks for by name, in another dtype."""
+"""Half precision that a line asks for by name is written in another dtype, or a call is given float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products and squares in an order in which their intermediate values stay small."""
+"""Products and squares are written in an order in which intermediate values stay small, over two lines where needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program keeps or makes in half precision, in float32: modules at `ampscope.watch`, tensors, weights."""
+"""What a program keeps or makes in half precision is put into float32: modules, tensors, weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program's own names stand for, as far as its text shows: what was imported, and what was given a name once."""
+"""A program's own names stand for what it imported or made, and changed lines are spliced into its file by them."""
 
 from __future__ import annotations
 
