@@ -73,6 +73,21 @@ def times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
 
 
+def listed(names: Sequence[str], most: int | None = None, one: str = "") -> str:
+    """``a``, ``a and b``, ``a, b and 4 more modules``: of more than ``most`` names the first, and how many more."""
+    more = 0 if most is None else len(names) - most
+    named = [*names[:most], *([counted(more, f"more {one}") if one else f"{more:,} more"] if more > 0 else [])]
+    return " and ".join(filter(None, (", ".join(named[:-1]), *named[-1:])))
+
+
+def counted(number: int, one: str) -> str:
+    """``1 op``, ``3 ops``, ``2 batches``, ``4 kinds of op``."""
+    if number == 1:
+        return f"{number:,} {one}"
+    noun, of, rest = one.partition(" of ")
+    return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}{of}{rest}"
+
+
 #: Stretches of ranks that are named before the rest is only counted.
 _NAMED = 4
 
@@ -83,8 +98,7 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     named = [_stretch(first, last) for first, last in stretches[:_NAMED]]
     left = sum(last - first + 1 for first, last in stretches[_NAMED:])
     named += [f"{left:,} more"] if left else []
-    words = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {words}"
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {listed(named)}"
 
 
 def where_ranked(item: Incident | Finding) -> str:

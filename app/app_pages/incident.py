@@ -8,7 +8,7 @@ from functools import partial
 
 import streamlit as st
 
-from ampscope.analysis.origin.closeup import Closeup
+from ampscope.analysis.origin.step_graph import Closeup
 from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import Diagnosis, Finding, Incident, LastGood, SourceLine
 from ampscope.report.figures.magnitudes import LABEL as MAGNITUDES
@@ -25,7 +25,7 @@ from ampscope.report.html.parts.incident import (
     tripped_heading,
     tripped_html,
 )
-from ampscope.report.html.parts.table import TableRows
+from ampscope.report.html.parts.tables import TableRows
 from ampscope.report.wording.diagnosis_words import clipped_norm
 from ampscope.trace.vocabulary import Cause, Severity
 from blocks.basics.figure import figure, show_figure

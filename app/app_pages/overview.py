@@ -9,7 +9,7 @@ import streamlit as st
 from ampscope.analysis.precision.ranges.heat_map import View
 from ampscope.analysis.results import Incident
 from ampscope.analysis.scale.scale_history import scale_story
-from ampscope.analysis.usage.usage_checks import usage_checks
+from ampscope.analysis.usage.mistakes import usage_checks
 from ampscope.report.figures.over_steps import SEVERITY_LANES, SKIPPED, timeline_stack
 from ampscope.report.html.parts.card import healed_html, run_tiles, scale_html, thinned_note
 from ampscope.report.numbers import count

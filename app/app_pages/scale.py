@@ -7,8 +7,8 @@ from functools import partial
 import streamlit as st
 
 from ampscope.analysis.overview.search import Attempt
+from ampscope.analysis.scale.course import ScaleEvent, ScalerCall, ScalerSettings
 from ampscope.analysis.scale.scale_history import ScaleHistory, SkippedStep, scale_story
-from ampscope.analysis.scale.scaler_log import ScaleEvent, ScalerCall, ScalerSettings
 from ampscope.analysis.words import in_words
 from ampscope.report.figures.over_steps import scale_stack
 from ampscope.report.html.parts.card import Fact, scale_tile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from ampscope.analysis.results import Finding
-from ampscope.analysis.usage.usage_checks import Check, usage_checks
+from ampscope.analysis.usage.mistakes import Check, usage_checks
 from ampscope.report.html.markup import listing
 from ampscope.report.html.parts.card import checks_html
 from ampscope.report.numbers import count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ampscope.analysis.diagnosis.diagnosis import diagnose
-from ampscope.analysis.origin.closeup import Closeup, closeup
+from ampscope.analysis.origin.step_graph import Closeup, closeup
 from ampscope.analysis.overview.last_good.last_good import last_good
 from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_at_a_glance

@@ -205,7 +205,7 @@ ENTRIES = (
         sentence=_spike,
         remedies=_against_spikes,
         severity=Severity.WARNING,
-        recognised_in="analysis.diagnosis.silent",
+        recognised_in="analysis.diagnosis.spikes",
         cured_by_precision=False,
     ),
     _harmless(

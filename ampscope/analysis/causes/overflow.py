@@ -11,7 +11,7 @@ from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.results import Remedy, SourceLine
-from ampscope.analysis.words import number
+from ampscope.analysis.words import listed, number
 from ampscope.provenance import harmless_births
 from ampscope.trace.dtypes import FINFO, FLOAT8
 from ampscope.trace.schema import Change, Form, Phase
@@ -125,7 +125,7 @@ def _everywhere(occurrence: Occurrence) -> str:
     reason = occurrence.reason
     lines = reason.likewise if isinstance(reason, Overflowed) else ()
     places = [f"{line.file}:{line.line}" for line in lines]
-    return f", also at {' and '.join(filter(None, (', '.join(places[:-1]), places[-1])))}" if places else ""
+    return f", also at {listed(places)}" if places else ""
 
 
 #: When a call is tried in float32 alone, where the code converts nothing to half precision itself.

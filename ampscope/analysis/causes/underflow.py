@@ -266,7 +266,7 @@ ENTRIES = (
         noun="gradients that half precision loses",
         sentence=_stands_still,
         remedies=_against_standstill,
-        recognised_in="analysis.diagnosis.silent.silent_failures",
+        recognised_in="analysis.diagnosis.silent_failures",
         cured_by_precision=True,
     ),
     CauseEntry(
@@ -275,7 +275,7 @@ ENTRIES = (
         sentence=_become_few,
         remedies=_KEEP_APART,
         severity=Severity.WARNING,
-        recognised_in="analysis.diagnosis.silent.silent_failures",
+        recognised_in="analysis.diagnosis.silent_failures",
         cured_by_precision=True,
     ),
     CauseEntry(
@@ -291,6 +291,6 @@ ENTRIES = (
         noun="updates too fine for bfloat16",
         sentence=_updates,
         remedies=_against_rounding,
-        recognised_in="analysis.diagnosis.silent.silent_failures",
+        recognised_in="analysis.diagnosis.silent_failures",
     ),
 )

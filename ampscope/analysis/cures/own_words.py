@@ -11,7 +11,7 @@ from ampscope.analysis.cures.rewriting.edit import diff_at, joined
 from ampscope.analysis.cures.rewriting.forms import products
 from ampscope.analysis.cures.rewriting.forms.precision import converted
 from ampscope.analysis.cures.rewriting.names import Scope
-from ampscope.analysis.cures.rewriting.program import autocast, half, rows_kept, settings
+from ampscope.analysis.cures.rewriting.program import autocast, half, settings
 from ampscope.analysis.cures.rewriting.program.earlier_value import (
     EXPONENTIALS,
     MEANS,
@@ -142,7 +142,7 @@ def of_rows(program: Program, argument: str) -> str | None:
     """The rows left out in which an argument of the models' one call is not finite."""
     if program.watched_at is None or len(program.called_from) != 1:
         return None
-    return rows_kept.finite_alone(program.called_from[0], half.watched(program.watched_at), argument)
+    return autocast.finite_alone(program.called_from[0], half.watched(program.watched_at), argument)
 
 
 def of_widened(module: str, program: Program) -> str | None:

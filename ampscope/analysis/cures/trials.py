@@ -10,7 +10,7 @@ from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.cures import other_forms
 from ampscope.analysis.cures.other_forms import is_of_growth
 from ampscope.analysis.results import CodeLine, FormTried, Incident, SourceLine, Tried
-from ampscope.analysis.words import number, op_in_words
+from ampscope.analysis.words import listed, number, op_in_words
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import LOSS_CODE, Change, ReplayRow, Table, Trial, Trigger
 from ampscope.trace.vocabulary import LOSS_APART, TOGETHER, Cause
@@ -53,14 +53,13 @@ def _lowered_in_words(tried: Sequence[Tried]) -> str:
     """The same of a step before, whose loss had just grown and which did not lower the loss of its own batch."""
     lowers = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.FINITE))
     not_so = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.NONFINITE))
-    told = f"lowers the loss of its own batch {_listed(lowers)}, and does not as it was" if lowers else ""
-    vain = f"does not lower the loss of its own batch {_listed(not_so)} either" if not_so else ""
+    told = f"lowers the loss of its own batch {listed(lowers)}, and does not as it was" if lowers else ""
+    vain = f"does not lower the loss of its own batch {listed(not_so)} either" if not_so else ""
     parts = [each for each in (told, vain) if each]
     return f"Step {tried[0].step:,}, whose loss had grown, {'; it '.join(parts)}." if parts else ""
 
 
 def _what(tried: Sequence[Tried]) -> str:
-    """What was run again."""
     return "the optimizer's step alone" if other_forms.are_of_optimizer(tried) else "the step"
 
 
@@ -132,11 +131,7 @@ def _missed(tried: Tried, all_tried: Sequence[Tried]) -> str:
 def modules_in_words(modules: Sequence[str]) -> str:
     """``attn and the loss code``."""
     names = {LOSS_CODE: "the loss code", "": "the model itself"}
-    return _listed([names.get(name, name) for name in modules])
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+    return listed([names.get(name, name) for name in modules])
 
 
 def came_out(tried: Sequence[Tried], change: Change, outcome: Trial) -> list[Tried]:

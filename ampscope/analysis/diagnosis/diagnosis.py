@@ -9,33 +9,59 @@ from dataclasses import replace
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.cures.program_lines import program_of
+from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.diagnosis.across_ranks import apart_replicas, examined_incidents
 from ampscope.analysis.diagnosis.examined import merged
 from ampscope.analysis.diagnosis.risks import risks
 from ampscope.analysis.diagnosis.run_summary import checked, not_looked_at, recording_gaps, summary, unobserved
-from ampscope.analysis.diagnosis.silent.silent_failures import silent_failures
-from ampscope.analysis.diagnosis.silent.spikes import led_there, spikes
+from ampscope.analysis.diagnosis.silent_failures import silent_failures
+from ampscope.analysis.diagnosis.spikes import led_there, spikes
 from ampscope.analysis.diagnosis.state import without_consequences
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line
-from ampscope.analysis.overview.healed import cures_made, since_then
 from ampscope.analysis.overview.last_good.last_good import last_good
+from ampscope.analysis.overview.overview import cures_made, since_then
 from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers, ranks_story
 from ampscope.analysis.overview.ranks.replicas import replicas
 from ampscope.analysis.overview.ranks.world import World, sampled_rank, world_of
-from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo, SourceLine
+from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo, ScaleHealth, SourceLine
 from ampscope.analysis.scale.health import healths
-from ampscope.analysis.scale.scale_incidents import scale_incidents
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.analysis.tables.traced_steps import first_traced_steps, only_recorded
-from ampscope.analysis.usage.findings import findings
+from ampscope.analysis.usage.findings import findings, loop_steps, resumed_scalers
 from ampscope.analysis.usage.mistakes import of_mistakes
-from ampscope.analysis.usage.resumed_scalers import loop_steps, resumed_scalers
 from ampscope.provenance import Harmless, harmless_births
 from ampscope.trace.read.engines.choice import Chosen
 from ampscope.trace.read.find import told_name
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.schema import ENTRY_NODES, Phase, Source, Trigger, execution_of
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
+
+
+def scale_incidents(
+    found: Sequence[ScaleHealth], others: Sequence[Incident], history: Mapping[int, History]
+) -> list[Incident]:
+    """Failures of the scale that no incident of the same steps explains."""
+    told = [each for each in others if each.severity is not Severity.INFO]
+    return [
+        _scale_incident(health, history[health.optimizer])
+        for health in found
+        if health.severity is not Severity.INFO and not any(each.last_step >= health.first_step for each in told)
+    ]
+
+
+def _scale_incident(health: ScaleHealth, history: History) -> Incident:
+    return Incident(
+        step=health.first_step,
+        last_step=health.last_step,
+        count=int(history.skipped[history.step >= health.first_step].sum()) or 1,
+        severity=health.severity,
+        cause=Cause.SCALE_OVERFLOW,
+        phase=Phase.BACKWARD,
+        trigger=Trigger.NONFINITE_GRADIENT,
+        explanation=health.explanation,
+        remedies=health.remedies or remedies(Cause.SCALE_OVERFLOW),
+    )
+
 
 #: Traced steps that are looked through: what is harmless is so in every step.
 LOOKED_THROUGH = 3

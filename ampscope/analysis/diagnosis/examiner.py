@@ -17,8 +17,13 @@ from ampscope.analysis.cures import explicit_half, trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
 from ampscope.analysis.diagnosis.context import Context, led_to_error, raised, why_unknown
 from ampscope.analysis.diagnosis.examined import Examined
-from ampscope.analysis.diagnosis.silent.hidden_overflows import as_hidden, origins_of
-from ampscope.analysis.diagnosis.silent.silent_failures import as_cast_before, information_lost, lost_gradient
+from ampscope.analysis.diagnosis.silent_failures import (
+    as_cast_before,
+    as_hidden,
+    information_lost,
+    lost_gradient,
+    origins_of,
+)
 from ampscope.analysis.diagnosis.state import (
     as_write,
     examined_held,
@@ -31,7 +36,7 @@ from ampscope.analysis.diagnosis.state import (
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, second_run, source_line
 from ampscope.analysis.overview.ranks.bad_steps import Sighting
 from ampscope.analysis.results import Incident, PathNode, Tried
-from ampscope.analysis.tables.incident_rows import IncidentRows
+from ampscope.analysis.tables.lazy_tables import IncidentRows
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import Origin
 from ampscope.trace.json_columns import details

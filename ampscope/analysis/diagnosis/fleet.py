@@ -187,7 +187,6 @@ def _manifests(runs: Sequence[Path]) -> tuple[dict[Path, Manifest], dict[Path, s
 
 
 def _recorded(tables: FleetTables) -> list[Path]:
-    """The runs that recorded an incident or a finding."""
     rows = [row for table in (Table.INCIDENTS, Table.FINDINGS) for row in _runs_of(tables, table)]
     return sorted({location(run) for run in rows})
 

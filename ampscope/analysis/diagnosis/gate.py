@@ -154,8 +154,6 @@ def gate(run: Run, limits: Limits, baseline: Run | None = None) -> Gate:
 
 
 class _Skipped(NamedTuple):
-    """Some of all steps."""
-
     lost: int
     of: int
 

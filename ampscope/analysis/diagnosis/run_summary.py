@@ -13,6 +13,7 @@ from ampscope.analysis.overview.ranks.world import World, steps_by_rank
 from ampscope.analysis.results import Checked, Finding, Incident, RunInfo, SourceLine
 from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, collect_groups, rank_table
 from ampscope.analysis.words import (
+    counted,
     first_ranked,
     further_in_words,
     op_in_words,
@@ -59,7 +60,7 @@ def summary(
         incidents: All of them.
         unlooked: Why not all was looked at, in sentences.
     """
-    made = _counted(run.steps, "step")
+    made = counted(run.steps, "step")
     if primary is None:
         causes = {each.cause for each in incidents}
         jumped = next(
@@ -96,11 +97,11 @@ def _checked(run: RunInfo, checked: Checked) -> str:
     every = "it" if run.steps == 1 else "all"
     parts = {"ops": checked.traced, "gradients": checked.gradients}
     seen = [f"{name} in {every if n >= run.steps else f'{n:,} of them'}" for name, n in parts.items() if n]
-    seen += [f"weights at {_counted(checked.state_looks, 'look')}"] if checked.state_looks else []
+    seen += [f"weights at {counted(checked.state_looks, 'look')}"] if checked.state_looks else []
     unseen = ["ops (no step was traced)"] if not checked.traced else []
     unseen += ["gradients"] if not checked.gradients else []
     unseen += ["weights"] if not checked.state_looks else []
-    unseen += [f"{_counted(checked.lost, 'step')} that the trace lacks"] if checked.lost else []
+    unseen += [f"{counted(checked.lost, 'step')} that the trace lacks"] if checked.lost else []
     unseen += [ranks_in_words(run.missing)] if run.missing else []
     told = (("checked", seen), ("not checked", unseen))
     return "; ".join(f"{word}: {', '.join(parts)}" for word, parts in told if parts)
@@ -115,10 +116,6 @@ def what_happened(primary: Incident | Finding) -> str:
     if primary.cause.is_benign:
         return ""
     return f"Step {primary.step:,} {_effect(primary)}."
-
-
-def _counted(number: int, one: str) -> str:
-    return f"{number:,} {one}" if number == 1 else f"{number:,} {one}s"
 
 
 def _effect(primary: Incident) -> str:
@@ -185,8 +182,8 @@ def checked(run: Run, rank: int) -> Checked:
     ((closed, until),) = collect_expressions(rank_table(run, Table.EVENTS, rank), ends)
     looked = _LOOKED if until is None else f"{_LOOKED} AND step < {until}"
     counts = f"count_if(traced <> ''), count_if({_JUDGED}), count_if({looked}), max(step) - min(step) + 1 - count(*)"
-    counted = collect_groups(rank_table(run, Table.STEPS, rank), f"optimizer, {counts}", "optimizer")
-    _, traced, gradients, looks, lost = (sum(column) for column in zip(*counted, strict=True)) if counted else [0] * 5
+    sums = collect_groups(rank_table(run, Table.STEPS, rank), f"optimizer, {counts}", "optimizer")
+    _, traced, gradients, looks, lost = (sum(column) for column in zip(*sums, strict=True)) if sums else [0] * 5
     return Checked(traced=traced, gradients=gradients, state_looks=looks + (closed if until is None else 0), lost=lost)
 
 
@@ -204,8 +201,8 @@ def unobserved(run: Run, rank: int, steps: int) -> str:
     told = [event for event in run.rows(Table.EVENTS, rank=rank) if event.kind in (EventKind.UNSEEN, EventKind.SEEN)]
     if not told or told[-1].kind == EventKind.SEEN or told[-1].segment < _last(run, rank, "segment"):
         return ""
-    counted = f"{steps:,} steps were" if steps > 1 else "1 step was"
-    return f"{counted} recorded, but not what they computed: {told[-1].text}."
+    many = f"{steps:,} steps were" if steps > 1 else "1 step was"
+    return f"{many} recorded, but not what they computed: {told[-1].text}."
 
 
 def not_looked_at(run: Run) -> tuple[str, ...]:

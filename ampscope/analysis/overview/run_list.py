@@ -169,7 +169,6 @@ def _summary(path: Path) -> RunSummary:
 
 
 def _few(steps: pa.Table) -> pa.Table:
-    """A few rows from the first to the newest."""
     if not steps.num_rows:
         return steps
     picked = np.unique(np.linspace(0, steps.num_rows - 1, _POINTS + 1).round().astype(np.int64))

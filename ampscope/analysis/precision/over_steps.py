@@ -63,7 +63,6 @@ def _of_module(
 
 
 def _most(counts: Counter[str]) -> str:
-    """The dtype of the most."""
     return min(counts, key=lambda dtype: (-counts[dtype], dtype))
 
 
@@ -191,7 +190,6 @@ def _changes(told: Sequence[tuple[TracedStep, _Kind]]) -> Iterator[DtypeChange]:
 
 
 def _until(changes: Sequence[DtypeChange]) -> tuple[DtypeChange, ...]:
-    """With the step at which each is over."""
     ends: dict[tuple[tuple[str, ...], str, str], int] = {}
     told = []
     for each in reversed(changes):

@@ -200,7 +200,6 @@ def with_histograms(run: Run, seen: Recording, position: int) -> tuple[Operand, 
 
 
 def _reads(seen: Recording, position: int) -> Iterator[tuple[Operand, OpLine]]:
-    """Each operand with the op that wrote it."""
     site = seen.site_of(position)
     for edge in map(seen.edges.row, range(seen.first_edge[position], seen.first_edge[position + 1])):
         place = seen.position(edge["from_seq"])

@@ -177,8 +177,6 @@ class ModulePairs:
 
 @dataclass(slots=True)
 class _Module:
-    """What is known of a module."""
-
     name: str
     kind: str = ""
     ops: tuple[str, ...] = ()  #: of its own forward
@@ -360,8 +358,6 @@ def pair_ops(one: Recording, other: Recording) -> OpPairs:
 
 
 class _Pairing:
-    """Pairs as they are found."""
-
     def __init__(self, one: Recording, other: Recording, modules: ModulePairs) -> None:
         self.one, self.other, self.modules = one, other, modules
         self.theirs = np.full(len(one), -1, np.int64)

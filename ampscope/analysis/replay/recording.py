@@ -199,8 +199,6 @@ def _lost(number: int) -> SiteRow:
 
 
 class _Rows(NamedTuple):
-    """What was read of a traced step."""
-
     traced: TracedStep
     sites: tuple[SiteRow, ...]
     seq: IntArray
@@ -273,8 +271,6 @@ def _modules(sites: tuple[SiteRow, ...], site: IntArray) -> tuple[tuple[str, ...
 
 
 class _Measured:
-    """What was measured of each output."""
-
     def __init__(self, ops: Columns) -> None:
         low, high = ops.floats("min"), ops.floats("max")
         self.bad = np.isinf(low) | np.isinf(high) | _is_nan(ops, "min") | _is_nan(ops, "max")

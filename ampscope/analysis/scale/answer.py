@@ -116,7 +116,6 @@ def sentence(history: ScaleHistory, window: ScaleWindow) -> str:
 
 
 def _measured(judgement: Judgement, now: ScaleLoss, low: float, high: float | None, limit: str) -> str:
-    """The sentence where gradients were counted."""
     scale = in_words(now.scale)
     if judgement in (Judgement.TOO_SMALL, Judgement.LOW):
         small = judgement == Judgement.TOO_SMALL

@@ -11,8 +11,15 @@ from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.overflow import SMALLER_LOSS
 from ampscope.analysis.numerics.arrays import BoolArray
 from ampscope.analysis.results import Remedy, ScaleHealth, ScaleVerdict
-from ampscope.analysis.scale.course import CALIBRATION_STEPS, LONGEST_CALIBRATION, LOWEST_USEFUL_SCALE, Attempts, Course
-from ampscope.analysis.scale.scaler_log import ScalerSettings, scaler_settings
+from ampscope.analysis.scale.course import (
+    CALIBRATION_STEPS,
+    LONGEST_CALIBRATION,
+    LOWEST_USEFUL_SCALE,
+    Attempts,
+    Course,
+    ScalerSettings,
+    scaler_settings,
+)
 from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.words import in_words, times
 from ampscope.trace.read.run import Run
@@ -94,8 +101,6 @@ def healths(run: Run, rank: int, history: Mapping[int, History]) -> tuple[ScaleH
 
 @dataclass(frozen=True)
 class _Found:
-    """A verdict on part of the course."""
-
     verdict: ScaleVerdict
     severity: Severity
     first: int  #: position
@@ -238,7 +243,6 @@ def _runaway(course: Course) -> _Found | None:
 
 
 def _calm(course: Course) -> _Found:
-    """How a ``GradScaler`` works."""
     growths = int((course.change > 0).sum())
     early = int(course.skipped[: course.settled].sum())
     words = [f"The scale is {in_words(float(course.scale[-1]))}."]

@@ -13,9 +13,8 @@ import numpy as np
 
 from ampscope.analysis.numerics.arrays import BoolArray, Columns, Curve, FloatArray, IntArray, make_curve, thin_marks
 from ampscope.analysis.results import ScaleHealth
-from ampscope.analysis.scale.course import CALIBRATION_STEPS
-from ampscope.analysis.scale.health import scale_health
-from ampscope.analysis.scale.scaler_log import (
+from ampscope.analysis.scale.course import (
+    CALIBRATION_STEPS,
     ScaleEvent,
     ScalerCall,
     ScalerLog,
@@ -24,6 +23,7 @@ from ampscope.analysis.scale.scaler_log import (
     scaler_log,
     settings_of,
 )
+from ampscope.analysis.scale.health import scale_health
 from ampscope.analysis.tables.lazy_tables import collect, first_rank, rank_table
 from ampscope.analysis.tables.step_history import in_order, log2_curve, measured, step_optimizers, steps_of
 from ampscope.analysis.words import in_words, times
@@ -205,8 +205,6 @@ def _history(steps: Columns, log: ScalerLog) -> ScaleHistory:
 
 
 class _Attempts(NamedTuple):
-    """See `ampscope.analysis.scale.health.Attempts`."""
-
     optimizer: int
     step: IntArray
     scale: FloatArray

@@ -40,7 +40,6 @@ def plain_backwards(loop: Loop) -> list[Spot]:
 
 
 def _owner(call: ast.Call) -> str:
-    """What a method is called of, where that is a name."""
     return dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
 
@@ -79,7 +78,6 @@ def with_scaler(loop: Loop) -> Sequence[LinesChanged]:
 
 
 def _own(spot: Spot) -> list[ast.AST]:
-    """The parts of a statement that holds no others."""
     return [] if getattr(spot.node, "body", None) else list(ast.walk(spot.node))
 
 

@@ -1,10 +1,11 @@
-"""The catalogue of causes says what each usage mistake is, and each does something to the incidents after it."""
+"""The catalogue says what each usage mistake is; a run says what was checked of its loop, and what came out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from ampscope.analysis.causes import usage
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
 from ampscope.analysis.causes.usage import UsageEntry, filled_in
@@ -16,9 +17,9 @@ from ampscope.analysis.causes.usage_forms import (
     UNSCALE_FIRST,
     FormEntry,
 )
-from ampscope.analysis.results import Finding, Incident, Remedy, SourceLine
+from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, SourceLine
 from ampscope.analysis.usage.loop_edits import diff_of
-from ampscope.trace.vocabulary import Cause, MistakeForm
+from ampscope.trace.vocabulary import Cause, MistakeForm, Severity
 
 _NO_FORM = FormEntry()
 
@@ -85,3 +86,36 @@ def _of(incident: Incident, growing: Sequence[Finding]) -> Incident:
         return incident
     why = f"{incident.explanation} The loss itself was computed from gradients that were not unscaled."
     return replace(incident, explanation=why, remedies=mistake.remedies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that a correct loop does."""
+
+    cause: Cause  #: what the mistake is called
+    words: str  #: what a correct loop does, as a sentence without full stop
+    found: int  #: places where this one does not
+    noted: int  #: places where it does not, and that does not matter
+    applies: bool  #: whether the run could show the mistake at all
+
+    @property
+    def passed(self) -> bool:
+        """Whether the loop does it right, as far as the run can show."""
+        return self.applies and not self.found and not self.noted
+
+
+def usage_checks(diagnosis: Diagnosis) -> tuple[Check, ...]:
+    """Every check of the use of autocast and the scaler, in the order of a step."""
+    has_scaler = bool(diagnosis.scale)
+    found = [each.cause for each in diagnosis.findings if each.severity is not Severity.INFO]
+    noted = [each.cause for each in diagnosis.findings if each.severity is Severity.INFO]
+    return tuple(
+        Check(
+            cause=entry.cause,
+            words=entry.correct,
+            found=found.count(entry.cause),
+            noted=noted.count(entry.cause),
+            applies=has_scaler or not entry.of_scaler or entry.cause in (*found, *noted),
+        )
+        for entry in usage.ENTRIES
+    )

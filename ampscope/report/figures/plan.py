@@ -80,7 +80,6 @@ def plan_matrix(plan: Plan, names: Sequence[str]) -> PlanMatrix:
 
 
 def _most_telling(modules: Sequence[ModulePlan], names: Sequence[str]) -> list[ModulePlan]:
-    """As many as there is room for, in their order."""
 
     def unfit(at: int) -> tuple[int, int]:
         up = [name for name in names if modules[at].formats[name].fits is False]

@@ -184,7 +184,6 @@ def _steps(seen: PrecisionOverSteps, first: int, end: int) -> str:
 
 
 def _marks(seen: PrecisionOverSteps, bounds: Sequence[tuple[int, int]]) -> Iterator[Mark]:
-    """One for each column with changes."""
     found: dict[int, list[DtypeChange]] = {}
     places = {step: at for at, step in enumerate(seen.steps)}
     for change in seen.changes:

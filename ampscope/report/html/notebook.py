@@ -7,7 +7,7 @@ from typing import Any
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
-from ampscope.analysis.origin.closeup import Closeup, closeup
+from ampscope.analysis.origin.step_graph import Closeup, closeup
 from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.analysis.precision.precision import Precision
 from ampscope.analysis.results import Diagnosis, Finding, Incident
@@ -19,7 +19,7 @@ from ampscope.report.html.document import SHEET, paragraph, section, style_of
 from ampscope.report.html.figures.stack import stack_html
 from ampscope.report.html.parts.card import Item, item_html, precision_html, run_tiles, tiles_html, verdict_html
 from ampscope.report.html.parts.incident import item_sections
-from ampscope.report.html.parts.table import table_html
+from ampscope.report.html.parts.tables import table_html
 from ampscope.report.html.report_page import most_urgent_first
 from ampscope.report.safe_text import place
 from ampscope.trace.read.run import Run

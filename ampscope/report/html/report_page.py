@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
-from ampscope.analysis.origin.closeup import closeup
+from ampscope.analysis.origin.step_graph import closeup
 from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.analysis.overview.ranks.ranks import ranks_at_a_glance
 from ampscope.analysis.precision.precision import precision
@@ -32,7 +32,7 @@ from ampscope.report.html.parts.card import (
     what,
 )
 from ampscope.report.html.parts.incident import item_sections
-from ampscope.report.html.parts.ranks import ranks_html
+from ampscope.report.html.parts.tables import ranks_html
 from ampscope.report.safe_text import place
 from ampscope.report.terminal.diagnosis_text import run_facts
 from ampscope.trace.read.run import Run, open_run

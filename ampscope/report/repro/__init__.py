@@ -192,7 +192,6 @@ def _fits(content: bytes) -> bool:
 
 
 def _facts(run: RunInfo, found: Reproducible) -> Iterator[str]:
-    """What a reader of the report wants to know, as comments."""
     call = found.saved.call
     module = f" in {call.module}" if call.module else ""
     region = f", under autocast to {call.autocast}" if call.autocast else ""

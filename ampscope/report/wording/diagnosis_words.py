@@ -72,7 +72,6 @@ def _counted(operand: Operand) -> str:
 
 
 def _headroom(incident: Incident) -> str:
-    """How far it has come."""
     dtype = incident.outputs[0].dtype if incident.outputs else ""
     end, bits = _largest(dtype), incident.headroom_bits
     if end is None or bits is None:
@@ -136,7 +135,6 @@ def cure_in_words(cure: MadeCure) -> str:
 
 
 def _end(cure: MadeCure) -> str:
-    """What has become of one that lasts."""
     if cure.lifted_at is not None:
         return f"; lifted at step {cure.lifted_at:,}" + (f", for {cure.lifted_because}" if cure.lifted_because else "")
     return "; still in force" if cure.code else ""

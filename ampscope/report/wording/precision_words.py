@@ -8,7 +8,7 @@ from ampscope.analysis.precision.over_steps import DtypeChange, PrecisionOverSte
 from ampscope.analysis.precision.plan import Plan
 from ampscope.analysis.precision.plan_modules import MX, NAMES, SCALED, FormatLoss, ModulePlan
 from ampscope.analysis.scale.window import OptimizerPart
-from ampscope.analysis.words import in_words, op_in_words
+from ampscope.analysis.words import in_words, listed, op_in_words
 from ampscope.report import numbers
 from ampscope.report.numbers import count
 from ampscope.report.safe_text import short
@@ -58,15 +58,7 @@ def answer(plan: Plan, name: str | None = None) -> str:
     told = [f"{head(first)} would do for {_of(_fitting(plan, first), measured)}"]
     told += [f"{head(each)} for {_of_them(_fitting(plan, each), measured)}" for each in others]
     up = [module_words(each) for each in plan.stay_up[first]] if name is not None else []
-    return f"By range alone, {', '.join(told)}{f'; {listed(up)} should stay above it' if up else ''}."
-
-
-def listed(names: Sequence[str], most: int = _NAMED) -> str:
-    """``a``, ``a and b``, ``a, b, c and 4 more``."""
-    more = len(names) - most
-    if more > 0:
-        return f"{', '.join(names[:most])} and {more:,} more"
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+    return f"By range alone, {', '.join(told)}{f'; {listed(up, _NAMED)} should stay above it' if up else ''}."
 
 
 def basis(plan: Plan) -> str:
@@ -103,14 +95,13 @@ def several(optimizers: Sequence[OptimizerPart]) -> str:
     """The optimizers of a run that has several, and what each of them steps, in a sentence."""
     told = [
         f"optimizer {each.optimizer} steps {numbers.count(len(each.parameters), 'parameter')} of "
-        f"{listed(list(map(module_words, each.modules)))}"
+        f"{listed(list(map(module_words, each.modules)), _NAMED)}"
         for each in optimizers
     ]
     return f"The run has {len(optimizers)} optimizers: {', '.join(told)}."
 
 
 def _window(low: float | None, high: float | None) -> str:
-    """The loss scales at which the gradients fit float16."""
     over = "" if high is None else f"above {in_words(high)} one overflows"
     if low is None:
         return over or "at which ones gradients fit it is not known"
@@ -124,7 +115,7 @@ def by_format(plan: Plan, name: str) -> tuple[str, str, str]:
     """A format, and which modules may go that low and which should stay above it."""
     low = [module_words(each.module) for each in plan.modules if each.formats[name].fits]
     up = [module_words(each) for each in plan.stay_up[name]]
-    may, stay = (f"{len(names):,}: {listed(names)}" if names else "none" for names in (low, up))
+    may, stay = (f"{len(names):,}: {listed(names, _NAMED)}" if names else "none" for names in (low, up))
     return head(name), may, stay
 
 
@@ -193,15 +184,8 @@ def over_steps_in_words(seen: PrecisionOverSteps) -> Iterator[str]:
 
 def change_words(change: DtypeChange) -> str:
     """``h.2.mlp ran in float32 from step 40 on, before (up to step 39) in float16``."""
-    named = _listed([short(name, _LONGEST) or "code outside the modules" for name in change.modules])
+    named = listed([short(name, _LONGEST) or "code outside the modules" for name in change.modules], _NAMED, "module")
     what = f"{op_in_words(change.op)} in {named}" if change.op else named
     until = "on" if change.until is None else f"until step {change.until:,}"
     gap = f" (up to step {change.before:,})" if change.before < change.step - 1 else ""
     return f"{what} ran in {change.now} from step {change.step:,} {until}, before{gap} in {change.was}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    if more > 0:
-        return f"{', '.join(names[:_NAMED])} and {count(more, 'more module')}"
-    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

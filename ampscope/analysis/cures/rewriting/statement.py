@@ -174,7 +174,6 @@ class Statement:
 
 
 def _names(tree: ast.AST) -> Iterator[KnownName]:
-    """The names that a statement reads."""
     known = (node for node in ast.walk(tree) if isinstance(node, KnownName))
     return (node for node in known if isinstance(node.ctx, ast.Load))
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ampscope.analysis.overview.last_good.curves import moved_curves
-from ampscope.analysis.overview.last_good.good_steps import GoodSteps, good_steps
+from ampscope.analysis.overview.last_good.curves import GoodSteps, good_steps, moved_curves
 from ampscope.analysis.overview.last_good.unusual import FIRST, UNUSUAL, none_good, summary
 from ampscope.analysis.overview.last_good.values import Sampled, compared, moved_kinds, moved_values, sampled
 from ampscope.analysis.results import Incident, LastGood, Move, MoveKind

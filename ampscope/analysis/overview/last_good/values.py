@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ampscope.analysis.numerics.arrays import Columns, FloatArray, IntArray
 from ampscope.analysis.origin.step_graph import source_line
-from ampscope.analysis.overview.last_good.good_steps import GoodSteps
+from ampscope.analysis.overview.last_good.curves import GoodSteps
 from ampscope.analysis.overview.last_good.unusual import UNUSUAL, Compared, Unusual, how_unusual, never_moved, what
 from ampscope.analysis.results import Move, MoveKind
 from ampscope.analysis.tables.lazy_tables import group_columns, rank_table
@@ -177,8 +177,6 @@ _WHAT = "recorded steps"
 
 
 class _Moved(NamedTuple):
-    """A point that moved."""
-
     point: int
     before: float
     after: float

@@ -106,8 +106,6 @@ def _is_shown(each: MeasuredPlace, group: Group, measure: Measure) -> bool:
 
 
 class _Places:
-    """Places by columns."""
-
     def __init__(self, found: MeasuredRun, chosen: Sequence[int], measure: Measure) -> None:
         self.numbers = np.array(chosen, np.int64)
         places = [found.places[number] for number in chosen]

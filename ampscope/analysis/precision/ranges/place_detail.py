@@ -148,7 +148,6 @@ def _course_rows(run: Run, rank: int, sampled: Sampled, optimizer: int, places: 
 
 
 def _nearest(steps: Sequence[int], heights: Sequence[float], each: MeasuredPlace, asked: int | None) -> int | None:
-    """The step to look at."""
     known = sorted({*steps, *each.overflows})
     if not known:
         return None

@@ -18,7 +18,6 @@ from ampscope.analysis.replay.compare.results import (
     Kind,
     Likeness,
     Side,
-    counted,
     parted_in_words,
 )
 from ampscope.analysis.replay.compare.roots import Expected, curve_tolerance, replay_noise, walk
@@ -45,6 +44,7 @@ from ampscope.analysis.replay.compare.told_runs import (
 from ampscope.analysis.replay.compare.told_values import Before, same_numbers, told_rounding, told_values
 from ampscope.analysis.replay.recording import Recording, recording
 from ampscope.analysis.results import Diagnosis
+from ampscope.analysis.words import counted
 from ampscope.errors import AmpscopeError
 from ampscope.trace.read.find import told_name
 
@@ -285,7 +285,6 @@ class _Comparing:
 
 
 def _once(differences: list[Difference]) -> Iterator[Difference]:
-    """What several steps show, once."""
     found: dict[tuple[Kind, str, str], Difference] = {}
     for each in differences:
         text = "" if each.kind is Kind.SCALE else each.text  # each step has its own

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ampscope.analysis.results import SourceLine
-from ampscope.analysis.words import number, op_in_words
+from ampscope.analysis.words import listed, number, op_in_words
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.schema import ENTRY_NODES
 
@@ -127,25 +127,9 @@ class Comparison(NotebookRepr):
 
 
 #: Names that a sentence lists one by one.
-_LISTED = 3
+LISTED = 3
 #: Digits that tell any two float64 apart.
 _EXACT = 17
-
-
-def listed(names: Sequence[str], one: str = "module") -> str:
-    """``a``, ``a and b``, ``a, b, c and 4 more modules``."""
-    if len(names) <= _LISTED:
-        return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
-    more = len(names) - _LISTED
-    kinds = one.replace("kind", "kinds", 1) if one.startswith("kind") else f"{one}s"
-    return f"{', '.join(names[:_LISTED])} and {more:,} more {one if more == 1 else kinds}"
-
-
-def counted(number: int, one: str) -> str:
-    """``1 op``, ``3 ops``, ``2 batches``."""
-    if number == 1:
-        return f"{number:,} {one}"
-    return f"{number:,} {one}es" if one.endswith("ch") else f"{number:,} {one}s"
 
 
 def ops_listed(ops: Iterable[str]) -> str:
@@ -154,7 +138,8 @@ def ops_listed(ops: Iterable[str]) -> str:
     for op in ops:
         word = op_in_words(op)
         names[word] = names.get(word, 0) + 1
-    return listed([name if count == 1 else f"{count:,} {_plural(name)}" for name, count in names.items()], "kind of op")
+    told = [name if count == 1 else f"{count:,} {_plural(name)}" for name, count in names.items()]
+    return listed(told, LISTED, "kind of op")
 
 
 def _plural(name: str) -> str:
@@ -171,7 +156,7 @@ def place(module: str) -> str:
 def places(modules: Sequence[str]) -> str:
     """``in a, b and 3 more modules``."""
     named = [each or "the code outside the modules" for each in modules]
-    return f"in {listed(named)}"
+    return f"in {listed(named, LISTED, 'module')}"
 
 
 def numbers(one: float, other: float) -> tuple[str, str]:

@@ -271,7 +271,6 @@ class _Walk:
         return max((*mine, *theirs), default=0.0)
 
     def _entered(self, here: int, there: int) -> None:
-        """What came into the step."""
         changes = self._points.changes(here, there)
         mattering = [each for each in changes if each.kind is Kind.DTYPE]
         self.clean[here] = self.same[here] and not mattering
@@ -289,7 +288,6 @@ class _Walk:
             self._apart(here, limit)
 
     def _ran(self, here: int, there: int) -> None:
-        """What the step computed."""
         operands = self._operands(here, there)
         before = self._cause(operands)
         self.result.cause[here] = before
@@ -315,7 +313,6 @@ class _Walk:
         return cause < 0 or self.result.roots[cause].change == _ORDER
 
     def _changed(self, here: int, there: int) -> Iterator[Root]:
-        """Roots at the op itself."""
         for change in self._points.changes(here, there):
             if change.kind is Kind.LINE:
                 self.result.lines.append(Root(Kind.LINE, here, there, here, change))

@@ -11,9 +11,9 @@ import numpy as np
 
 from ampscope.analysis.replay.compare.groups import NODES, STRUCTURE, Group, Places
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair
-from ampscope.analysis.replay.compare.results import Difference, Kind, counted, ops_listed, places
+from ampscope.analysis.replay.compare.results import Difference, Kind, ops_listed, places
 from ampscope.analysis.replay.compare.roots import Root, Walked
-from ampscope.analysis.words import op_in_words
+from ampscope.analysis.words import counted, op_in_words
 from ampscope.trace.schema import Cast, Phase
 
 _WHY = {str(Cast.AUTOCAST): "that autocast makes ", str(Cast.EXPLICIT): "that the code asks for "}
@@ -75,7 +75,6 @@ class _Teller:
 
     @cached_property
     def _micro_batches(self) -> tuple[int, int]:
-        """How many each has."""
         mine, theirs = (seen.micro_batch[~seen.sink & ~seen.entry] for seen in (self.pair.one, self.pair.other))
         return int(mine.max(initial=0)) + 1, int(theirs.max(initial=0)) + 1
 
@@ -173,7 +172,6 @@ class _Teller:
 
 
 def _joined(groups: list[Group], signatures: list[Hashable]) -> Iterator[Group]:
-    """Groups of one signature as one."""
     joined: dict[Hashable, Group] = {}
     for group, signature in zip(groups, signatures, strict=True):
         kept = joined.setdefault(signature, Group())

@@ -6,9 +6,9 @@ import html
 from collections.abc import Sequence
 
 from ampscope.report.figures.axis import Axis
+from ampscope.report.figures.over_steps import GridRow, RankGrid, Stretch
 from ampscope.report.figures.plan import Cell, MatrixRow, PlanMatrix, ScaleBar, ScaleBars
 from ampscope.report.figures.precision_bars import Bar, DtypeSteps, Part, ShareBars
-from ampscope.report.figures.rank_grid import GridRow, RankGrid, Stretch
 from ampscope.report.html.markup import as_html, link_html
 from ampscope.report.wording.precision_words import module_words
 

@@ -10,7 +10,7 @@ from ampscope.analysis.diagnosis.run_summary import what_happened
 from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.precision.precision import Precision
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, ScaleHealth
-from ampscope.analysis.usage.usage_checks import Check
+from ampscope.analysis.usage.mistakes import Check
 from ampscope.analysis.words import in_words, received_in_words, when_in_words
 from ampscope.report import numbers
 from ampscope.report.figures.precision_bars import step_bars

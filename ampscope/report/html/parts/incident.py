@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ampscope.analysis.cures import other_forms
 from ampscope.analysis.cures.trials import modules_in_words
-from ampscope.analysis.origin.closeup import Closeup
+from ampscope.analysis.origin.step_graph import Closeup
 from ampscope.analysis.overview.last_good.unusual import FIRST, UNUSUAL
 from ampscope.analysis.results import Incident, LastGood, Move, MoveKind, Operand, Tried
 from ampscope.analysis.words import in_words, place_in_words, replay_in_words, trigger_in_words
@@ -16,7 +16,7 @@ from ampscope.report.html.document import paragraph, section
 from ampscope.report.html.figures.ops import magnitudes_html, path_graph_html
 from ampscope.report.html.markup import as_html, link_html, listing
 from ampscope.report.html.parts.card import Item, remedies_html
-from ampscope.report.html.parts.table import TableRows, table_html
+from ampscope.report.html.parts.tables import TableRows, table_html
 from ampscope.report.numbers import UNKNOWN, UNMEASURED, count, nonfinite, part, seconds, share, span, value
 from ampscope.report.safe_text import short
 from ampscope.report.wording.diagnosis_words import cost_in_words

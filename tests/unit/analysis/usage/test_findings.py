@@ -12,7 +12,7 @@ from ampscope import diagnose, open_run
 from ampscope.analysis.diagnosis.gate import Outcome, gate
 from ampscope.analysis.diagnosis.gate_limits import Limits
 from ampscope.analysis.results import Diagnosis
-from ampscope.analysis.usage.usage_checks import usage_checks
+from ampscope.analysis.usage.mistakes import usage_checks
 from ampscope.analysis.words import when_in_words
 from ampscope.trace.schema import ScalerAction
 from ampscope.trace.vocabulary import Cause, MistakeForm, Severity, Verdict

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ampscope.analysis.numerics.arrays import Curve
-from ampscope.analysis.origin.closeup import Closeup
+from ampscope.analysis.origin.step_graph import Closeup
 from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import Incident, Operand, PathNode, Tried
 from ampscope.report.figures.magnitudes import magnitudes

@@ -177,7 +177,6 @@ def _unguarded(node: ast.expr | None) -> ast.AST:
 
 
 def _taken_from_one(node: ast.AST) -> ast.AST | None:
-    """What is taken from one."""
     is_rest = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and value_of(node.left) == 1.0
     return node.right if is_rest and isinstance(node, ast.BinOp) else None
 
@@ -193,7 +192,6 @@ def _replaced(statement: Statement, found: Found, text: str) -> Splice:
 
 
 def _renamed(statement: Statement, found: Found, name: str) -> str:
-    """A call's text with another function's name."""
     assert isinstance(found.node, ast.Call)
     start, end = statement.span(found.node)
     function = _name(statement, found, name)

@@ -87,7 +87,6 @@ def named_operand(statement: Statement, asked: Asked) -> tuple[tuple[str, ...], 
 
 
 def _choices(statement: Statement) -> list[Found]:
-    """The calls of ``torch.where``."""
     return [each for each in found_calls(statement, "where") if each.name == "where"]
 
 
@@ -108,7 +107,6 @@ def _is_chosen(place: ast.expr, condition: ast.expr) -> bool:
 
 
 def _can_repeat(condition: ast.expr) -> bool:
-    """Whether a condition may stand twice."""
     calls = [node for node in ast.walk(condition) if isinstance(node, ast.Call)]
     names = [each.func.attr if isinstance(each.func, ast.Attribute) else dotted(each.func) for each in calls]
     return _PURE.issuperset(names) and not any(isinstance(node, ast.NamedExpr) for node in ast.walk(condition))

@@ -67,7 +67,6 @@ def _parent(statement: Statement, node: ast.AST) -> ast.AST | None:
 
 
 def _is_scaled(node: ast.expr) -> bool:
-    """Whether an operand is scaled already."""
     return isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div))
 
 
@@ -111,7 +110,6 @@ def _arguments(statement: Statement, found: Found) -> list[str]:
 
 
 def _squared(node: ast.AST | None) -> ast.expr | None:
-    """What is squared."""
     call = as_call(node, "square", "pow", "mul")
     if call is None:
         return None

@@ -186,7 +186,6 @@ def _given_by(value: ast.expr, functions: tuple[str, ...]) -> Found | None:
 
 
 def _reads(value: ast.expr) -> set[str]:
-    """The names and attributes that an expression reads."""
     return {dotted(node) for node in ast.walk(value) if isinstance(node, (ast.Name, ast.Attribute))} - {""}
 
 

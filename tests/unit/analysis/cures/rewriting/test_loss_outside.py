@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.analysis.cures.rewriting.edit import applied
-from ampscope.analysis.cures.rewriting.program import autocast, rows_kept
+from ampscope.analysis.cures.rewriting.program import autocast
 from ampscope.analysis.cures.rewriting.source_file import HasPlace, files_below, read
 from ampscope.analysis.results import CodeLine
 
@@ -134,4 +134,4 @@ KEPT = "    good = x.flatten(1).isfinite().all(1)\n    x, y = x[good], y[good]\n
 def test_bad_rows_are_left_out_where_the_loop_takes_its_batch(
     tmp_path: Path, text: str, argument: str, after: str | None
 ) -> None:
-    assert changed(tmp_path, text, lambda place: rows_kept.finite_alone(place, ["net"], argument)) == after
+    assert changed(tmp_path, text, lambda place: autocast.finite_alone(place, ["net"], argument)) == after

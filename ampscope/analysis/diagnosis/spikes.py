@@ -13,7 +13,7 @@ from ampscope.analysis.causes.catalogue import explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.causes.harmless import FarOut, Rise, Since, Spiked
 from ampscope.analysis.cures.remedies import remedies
-from ampscope.analysis.diagnosis.silent.course import AFTER, FAR_OUT, RECENT, Course
+from ampscope.analysis.diagnosis.course import AFTER, FAR_OUT, RECENT, Course
 from ampscope.analysis.numerics.arrays import FloatArray
 from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line
 from ampscope.analysis.results import Incident
@@ -311,7 +311,6 @@ def _was_enormous(seen: Spiked) -> bool:
 
 
 def _outcome(course: Course, bad_steps: Sequence[int]) -> str:
-    """What became of a training that did not get over a spike."""
     end = course.ended_at(bad_steps)
     if end is not None:
         return f"The training did not get over it: step {end:,} was not finite any more."
@@ -345,7 +344,6 @@ def _back(course: Course) -> str:
 
 
 def _placed(incident: Incident, found: Risen) -> Incident:
-    """The incident at the op in which values rose."""
     graph, seq = found.graph, found.seq
     site = graph.place(seq)
     return replace(

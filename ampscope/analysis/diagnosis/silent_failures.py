@@ -1,10 +1,10 @@
-"""Failures without a non-finite value lose gradients, updates or differences of values to half precision."""
+"""Failures without a non-finite value lose gradients, updates or differences, or have overflows that nothing shows."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,12 +25,63 @@ from ampscope.analysis.results import Incident, SourceLine
 from ampscope.analysis.tables.lazy_tables import collect, rank_table
 from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.tables.traced_steps import traced_steps
-from ampscope.provenance import HowLost, Loss, Origin, lost_mass
+from ampscope.analysis.words import op_in_words
+from ampscope.provenance import HowLost, Loss, Origin, absorbed, hidden, lost_mass, origins
 from ampscope.trace.dtypes import HALF_DTYPES
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import IncidentRow, Node, Phase, SiteRow, Source, Table, said, source_of
+from ampscope.trace.schema import IncidentRow, Node, Phase, SiteRow, Source, Table, Trigger, said, source_of
 from ampscope.trace.vocabulary import Cause
+
+#: Incidents in which nothing that matters is other than finite.
+_ABSORBED = (Trigger.ABSORBED_OVERFLOW, Trigger.CARRIED_READ)
+#: A distance from float32 that is worth a number.
+_APART = 0.1
+#: What is farther off than this many times is so far off that the number says no more.
+_FAR_OFF = 10.0
+
+
+def origins_of(row: IncidentRow, graph: StepGraph) -> list[Origin]:
+    """The origins of an incident in one execution of its step, the one that matters most first."""
+    if row.trigger not in _ABSORBED:
+        return origins(graph)
+    pairs = _hidden(row)
+    return [each for each in hidden(graph) if [each.seq, each.sink] in pairs] if pairs else absorbed(graph)
+
+
+def as_hidden(row: IncidentRow, graph: StepGraph, origin: Origin, incident: Incident) -> Incident:
+    """An incident with what hid its overflow, and with what the same step has in float32.
+
+    Args:
+        row: The incident's row.
+        graph: The execution of the step in which it was hidden.
+        origin: The overflow, and the way to what hid it.
+        incident: The incident.
+    """
+    if [origin.seq, origin.sink] not in _hidden(row):
+        return incident
+    site = graph.place(origin.sink)
+    where = f" at {site.file.rpartition('/')[2]}:{site.line}" if site.file else ""
+    text = f" {op_in_words(site.op)}{where} made finite numbers of it, so neither the loss nor a gradient shows it."
+    known = details(row.evidence)
+    gradients = _apart(known.get("gradients_apart"), "gradients", "their")
+    loss = _apart(known.get("loss_apart"), "a loss", "its")
+    told = " and ".join(filter(None, (gradients, loss))) or "other gradients for some parameters"
+    return replace(incident, explanation=f"{incident.explanation}{text} The same step in float32 has {told}.")
+
+
+def _apart(share: object, what: str, whose: str) -> str:
+    if not isinstance(share, float) or share < _APART:
+        return ""
+    how_far = f"{share:.0%} of {whose} size" if share < _FAR_OFF else f"many times {whose} size"
+    return f"{what} that differ{'s' if whose == 'its' else ''} by {how_far}"
+
+
+def _hidden(row: IncidentRow) -> Sequence[object]:
+    """Numbers of the ops that overflowed, each with that of what hid it."""
+    told = details(row.evidence).get("hidden")
+    return told if isinstance(told, list) else ()
+
 
 _CAST, _GRID = "aten._to_copy.default", "aten.arange.start_step"
 
