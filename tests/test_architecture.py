@@ -83,11 +83,8 @@ FLOORS = {
     "ampscope.analysis": (
         "results numerics tables words origin causes cures usage scale overview precision diagnosis replay"
     ),
-    "ampscope.report": (
-        "safe_text source_place numbers palette ranges_words what_if_words wording json programs repro figures "
-        "terminal html"
-    ),
-    "ampscope.report.html": "markup sheet source document figures parts report_page notebook",
+    "ampscope.report": ("safe_text numbers palette wording json ci perfetto repro figures terminal html"),
+    "ampscope.report.html": "markup document figures parts report_page notebook",
     "app": "state data charts blocks app_pages workbench first_paint no_delay garbage streamlit_app",
     "app.blocks": "components basics choices verdict debugger scaler frame ranges",
 }

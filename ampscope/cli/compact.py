@@ -39,7 +39,7 @@ def compact(
     code is 2 if something could not be read or changed.
     """
     from ampscope.cli.shared.terminal import show
-    from ampscope.report.json.plain import as_json
+    from ampscope.report.json import as_json
     from ampscope.report.terminal.compaction_text import as_text
     from ampscope.trace.compact.compaction import compact as compact_runs
     from ampscope.trace.write.merging import AGE_S

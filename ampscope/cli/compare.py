@@ -35,7 +35,7 @@ def compare(
     from ampscope.analysis.replay.compare.comparison import compare as comparison_of
     from ampscope.analysis.replay.compare.results import Likeness
     from ampscope.cli.shared.terminal import show
-    from ampscope.report.json.plain import as_json
+    from ampscope.report.json import as_json
     from ampscope.report.terminal.comparison_text import as_text
 
     comparison = comparison_of(a, b, tolerance=tolerance)

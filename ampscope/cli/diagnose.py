@@ -26,7 +26,7 @@ def diagnose(
     """
     from ampscope.analysis.diagnosis.diagnosis import diagnose as diagnosis_of
     from ampscope.cli.shared.terminal import show
-    from ampscope.report.json.plain import as_json
+    from ampscope.report.json import as_json
     from ampscope.report.terminal.diagnosis_text import as_text
     from ampscope.trace.vocabulary import Verdict
 

@@ -27,8 +27,8 @@ def repro(
     """
     from ampscope.analysis.diagnosis.diagnosis import diagnose
     from ampscope.analysis.replay.reproducible import reproducible
-    from ampscope.analysis.words.rank_words import where_ranked
-    from ampscope.report.repro.script import as_script
+    from ampscope.analysis.words import where_ranked
+    from ampscope.report.repro import as_script
     from ampscope.trace.read.run import open_run
 
     beside = output.with_suffix(".safetensors")

@@ -20,8 +20,8 @@ from ampscope.errors import AmpscopeError
 if TYPE_CHECKING:  # pytest loads this file in every session; only a test that watches loads the rest
     from rich.console import RenderableType
 
-    from ampscope.analysis.diagnosis.gate.limits import Limits
-    from ampscope.analysis.diagnosis.gate.results import Gate
+    from ampscope.analysis.diagnosis.gate import Gate
+    from ampscope.analysis.diagnosis.gate_limits import Limits
     from ampscope.capture.scope import Scope
 
 MARKER = "ampscope"
@@ -97,7 +97,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 def _asked(marker: pytest.Mark | None) -> tuple[Limits, Path | None]:
     """The limits that a marker sets, and the run to hold against."""
-    from ampscope.analysis.diagnosis.gate.limits import Limits
+    from ampscope.analysis.diagnosis.gate_limits import Limits
     from ampscope.trace.remote.location import location
 
     asked: dict[str, Any] = dict(marker.kwargs) if marker is not None else {}
@@ -109,7 +109,7 @@ def _asked(marker: pytest.Mark | None) -> tuple[Limits, Path | None]:
 
 
 def _judge(folder: Path, limits: Limits, baseline: Path | None) -> None:
-    from ampscope.analysis.diagnosis.gate.results import Outcome
+    from ampscope.analysis.diagnosis.gate import Outcome
 
     try:
         found = _gate(folder, limits, baseline)
@@ -122,7 +122,7 @@ def _judge(folder: Path, limits: Limits, baseline: Path | None) -> None:
 def _gate(folder: Path, limits: Limits, baseline: Path | None) -> Gate:
     from contextlib import ExitStack
 
-    from ampscope.analysis.diagnosis.gate.gate import gate
+    from ampscope.analysis.diagnosis.gate import gate
     from ampscope.trace.read.run import open_run
 
     with ExitStack() as opened:
@@ -147,7 +147,7 @@ def _tell(item: pytest.Item, watching: Watched) -> None:
 
 
 def _text(found: Gate) -> str:
-    from ampscope.analysis.diagnosis.gate.results import Limit, Outcome
+    from ampscope.analysis.diagnosis.gate import Limit, Outcome
     from ampscope.report.terminal.diagnosis_text import as_text as of_diagnosis
     from ampscope.report.terminal.gate_text import as_text as of_gate
 

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from ampscope.analysis import words
 from ampscope.analysis.results import Operand
-from ampscope.analysis.words import number_words
 
 #: What a page puts where nothing was measured, or where something is not known.
 UNMEASURED, UNKNOWN = "not measured", "unknown"
@@ -22,12 +22,12 @@ _DAY_S, _HOUR_S, _MINUTE_S = 86400, 3600, 60
 
 def value(number: float | None, *, missing: str = "") -> str:
     """A tensor's value with the digits it deserves, NaN and infinities by name."""
-    return missing if number is None else number_words.number(number)
+    return missing if number is None else words.number(number)
 
 
 def signed(number: float, digits: int = 2) -> str:
     """A difference, with its sign."""
-    return f"{'' if number < 0 else '+'}{number_words.number(number, digits)}"
+    return f"{'' if number < 0 else '+'}{words.number(number, digits)}"
 
 
 def span(low: float | None, high: float | None, *, missing: str = "") -> str:

@@ -1,12 +1,19 @@
-"""Text out of a trace, made safe to show: names and code are someone else's, a terminal obeys control characters."""
+"""Text out of a trace is made safe to show, and a place in few words: a terminal obeys what a name may contain."""
 
 from __future__ import annotations
 
 import unicodedata
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ampscope.analysis.results import SourceLine
 
 #: Control, format, surrogate and private characters: they move the cursor, reorder text or cannot be encoded.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Co"})
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
+#: Characters of a file's name.
+_LONGEST = 40
 
 
 def visible(text: str) -> str:
@@ -34,3 +41,12 @@ def _visible(character: str) -> str:
     if unicodedata.category(character) not in _UNSAFE:
         return character
     return character.encode("unicode_escape").decode("ascii")
+
+
+def place(source: SourceLine | None) -> str:
+    """``train.py:42``, with the folder left out; empty where no line is known."""
+    return f"{short(_file_name(source.file), _LONGEST)}:{source.line}" if source else ""
+
+
+def _file_name(path: str) -> str:
+    return PurePosixPath(path.replace("\\", "/")).name or path

@@ -9,9 +9,9 @@ import streamlit as st
 
 from ampscope.analysis.replay.compare.results import Comparison, Difference, Kind
 from ampscope.errors import AmpscopeError
-from ampscope.report.figures.overlay import SIDES, overlay_stack
+from ampscope.report.figures.over_steps import SIDES, overlay_stack
 from ampscope.report.html.markup import as_html
-from ampscope.report.html.parts.comparison import comparison_html, difference_rows
+from ampscope.report.html.parts.tables import comparison_html, difference_rows
 from ampscope.report.wording.comparison_words import MATTERS
 from blocks.basics.figure import show_figure
 from blocks.basics.page_links import link_row, to_replay

@@ -8,23 +8,25 @@ from functools import partial
 
 import streamlit as st
 
-from ampscope.analysis.origin.closeup import Closeup
+from ampscope.analysis.origin.step_graph import Closeup
 from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import Diagnosis, Finding, Incident, LastGood, SourceLine
 from ampscope.report.figures.magnitudes import LABEL as MAGNITUDES
 from ampscope.report.figures.magnitudes import magnitudes
 from ampscope.report.figures.over_steps import clipped_stack
 from ampscope.report.figures.path_graph import PathGraph, path_graph
-from ampscope.report.html.figures.magnitudes import magnitudes_html
-from ampscope.report.html.figures.path_graph import PathWays, path_graph_html
-from ampscope.report.html.markup import as_source
-from ampscope.report.html.parts.evidence import found, operand_rows
-from ampscope.report.html.parts.incident import tripped_heading, tripped_html
-from ampscope.report.html.parts.last_good import move_rows
-from ampscope.report.html.parts.replays import replay_rows
-from ampscope.report.html.parts.table import TableRows
-from ampscope.report.html.source import listing
-from ampscope.report.wording.clip_words import clipped_norm
+from ampscope.report.html.figures.ops import PathWays, magnitudes_html, path_graph_html
+from ampscope.report.html.markup import as_source, listing
+from ampscope.report.html.parts.incident import (
+    found,
+    move_rows,
+    operand_rows,
+    replay_rows,
+    tripped_heading,
+    tripped_html,
+)
+from ampscope.report.html.parts.tables import TableRows
+from ampscope.report.wording.diagnosis_words import clipped_norm
 from ampscope.trace.vocabulary import Cause, Severity
 from blocks.basics.figure import figure, show_figure
 from blocks.basics.page_links import link_row, rank_of, to_overview, to_precision, to_replay, to_scale, to_usage

@@ -8,14 +8,12 @@ import streamlit as st
 
 from ampscope.analysis.precision.ranges.heat_map import View
 from ampscope.analysis.results import Incident
-from ampscope.analysis.scale.summary import scale_story
-from ampscope.analysis.usage.usage_checks import usage_checks
+from ampscope.analysis.scale.scale_history import scale_story
+from ampscope.analysis.usage.mistakes import usage_checks
 from ampscope.report.figures.over_steps import SEVERITY_LANES, SKIPPED, timeline_stack
-from ampscope.report.html.parts.card import scale_html
-from ampscope.report.html.parts.healed import healed_html
-from ampscope.report.html.parts.tiles import run_tiles, thinned_note
+from ampscope.report.html.parts.card import healed_html, run_tiles, scale_html, thinned_note
 from ampscope.report.numbers import count
-from ampscope.report.ranges_words import closest_sentence
+from ampscope.report.wording.ranges_words import closest_sentence
 from ampscope.trace.vocabulary import Verdict
 from blocks.basics.figure import clickable_figure
 from blocks.basics.page_links import (

@@ -6,14 +6,12 @@ from functools import partial
 
 import streamlit as st
 
-from ampscope.analysis.precision.plan.formats import NAMES, SCALED
-from ampscope.analysis.precision.plan.plan import Plan
-from ampscope.report.figures.plan.matrix import plan_matrix
-from ampscope.report.figures.plan.scale_bars import scale_bars
-from ampscope.report.html.figures.plan_matrix import plan_matrix_html
-from ampscope.report.html.figures.scale_bars import scale_bars_html
+from ampscope.analysis.precision.plan import Plan
+from ampscope.analysis.precision.plan_modules import NAMES, SCALED
+from ampscope.report.figures.plan import plan_matrix, scale_bars
+from ampscope.report.html.figures.bars import plan_matrix_html, scale_bars_html
 from ampscope.report.html.markup import as_source
-from ampscope.report.wording.plan_words import (
+from ampscope.report.wording.precision_words import (
     NOTHING_COUNTED,
     SHARES,
     answer,
@@ -26,7 +24,7 @@ from ampscope.report.wording.plan_words import (
     verdict,
     without_code,
 )
-from ampscope.report.wording.window_words import sentences
+from ampscope.report.wording.scale_words import sentences
 from blocks.basics.figure import figure
 from blocks.basics.page_links import link_row, to_precision, to_ranges, to_scale
 from blocks.basics.table import table

@@ -7,16 +7,21 @@ from functools import partial
 
 import streamlit as st
 
-from ampscope.analysis.precision.fp32_islands import Fp32Island, Reason
-from ampscope.analysis.precision.precision import CastRow, Precision, PrecisionRow, deepest, fold_modules, under
+from ampscope.analysis.precision.precision import (
+    CastRow,
+    Fp32Island,
+    Precision,
+    PrecisionRow,
+    Reason,
+    deepest,
+    fold_modules,
+    under,
+)
 from ampscope.analysis.tables.traced_steps import TracedStep
-from ampscope.report.figures.dtype_steps import dtype_steps
-from ampscope.report.figures.precision_bars import module_bars
-from ampscope.report.html.figures.dtype_steps import dtype_steps_key
-from ampscope.report.html.figures.share_bars import share_bars_html
+from ampscope.report.figures.precision_bars import dtype_steps, module_bars
+from ampscope.report.html.figures.bars import dtype_steps_key, share_bars_html
 from ampscope.report.numbers import count, share, size
-from ampscope.report.safe_text import short
-from ampscope.report.source_place import place
+from ampscope.report.safe_text import place, short
 from ampscope.report.wording.precision_words import over_steps_in_words
 from ampscope.trace.schema import Cast, execution_of
 from blocks.basics.figure import CONFIG, figure

@@ -11,7 +11,7 @@ from ampscope.analysis.precision.ranges.places import Group
 from ampscope.analysis.precision.ranges.ranges import Ranges
 from ampscope.report.figures.heat_map import GROUPS, MEASURES
 from ampscope.report.numbers import count
-from ampscope.report.ranges_words import closest_sentence, sampled_sentence
+from ampscope.report.wording.ranges_words import closest_sentence, sampled_sentence
 from blocks.basics.how_to_trace import how_to_trace
 from blocks.basics.text import heading, paragraph, title
 from blocks.choices.select_box import choose

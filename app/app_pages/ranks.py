@@ -5,11 +5,10 @@ from __future__ import annotations
 import streamlit as st
 
 from ampscope.analysis.overview.ranks.bad_steps import BadStep
-from ampscope.analysis.overview.ranks.ranks import Ranks
-from ampscope.analysis.overview.ranks.story import ranks_story
-from ampscope.report.figures.rank_grid import rank_grid
-from ampscope.report.html.figures.rank_grid import rank_grid_html
-from ampscope.report.html.parts.ranks import BAD_COLUMNS, RANK_COLUMNS, bad_rows, rank_row
+from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_story
+from ampscope.report.figures.over_steps import rank_grid
+from ampscope.report.html.figures.bars import rank_grid_html
+from ampscope.report.html.parts.tables import BAD_COLUMNS, RANK_COLUMNS, bad_rows, rank_row
 from ampscope.report.numbers import count
 from blocks.basics.figure import figure
 from blocks.basics.page_links import link_row, to_incident, to_overview, to_replay

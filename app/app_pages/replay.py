@@ -9,14 +9,13 @@ from functools import partial
 import streamlit as st
 
 from ampscope.analysis.numerics.arrays import IntArray
-from ampscope.analysis.replay.op_detail import OpDetail, op_detail
+from ampscope.analysis.replay.op_detail import Kind, OpDetail, find, marked, op_detail
 from ampscope.analysis.replay.recording import Recording
-from ampscope.analysis.replay.seek import Kind, find, marked
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.traced_steps import TracedStep
 from ampscope.report.figures.magnitudes import LABEL as MAGNITUDES
 from ampscope.report.figures.magnitudes import magnitudes
-from ampscope.report.html.figures.magnitudes import magnitudes_html
+from ampscope.report.html.figures.ops import magnitudes_html
 from ampscope.trace.vocabulary import Severity
 from blocks.basics.figure import figure
 from blocks.basics.how_to_trace import how_to_trace

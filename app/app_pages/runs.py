@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import streamlit as st
 
-from ampscope.analysis.numerics.curve import Curve
+from ampscope.analysis.numerics.arrays import Curve
 from ampscope.analysis.overview.run_list import RunSummary
-from ampscope.analysis.words.number_words import power_of_two
-from ampscope.report.figures.panels import sparkline
+from ampscope.analysis.words import power_of_two
+from ampscope.report.figures.stack import sparkline
 from ampscope.report.numbers import count, seconds, share, since, value
 from ampscope.report.safe_text import short
 from ampscope.report.terminal.run_list import evidence, verdict_in_words

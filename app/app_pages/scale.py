@@ -6,16 +6,14 @@ from functools import partial
 
 import streamlit as st
 
-from ampscope.analysis.overview.step_attempt import Attempt
-from ampscope.analysis.scale.scale_history import ScaleHistory
-from ampscope.analysis.scale.scaler_log import ScaleEvent, ScalerCall, ScalerSettings
-from ampscope.analysis.scale.skipped_steps import SkippedStep
-from ampscope.analysis.scale.summary import scale_story
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.overview.search import Attempt
+from ampscope.analysis.scale.course import ScaleEvent, ScalerCall, ScalerSettings
+from ampscope.analysis.scale.scale_history import ScaleHistory, SkippedStep, scale_story
+from ampscope.analysis.words import in_words
 from ampscope.report.figures.over_steps import scale_stack
-from ampscope.report.html.parts.tiles import Fact, scale_tile
+from ampscope.report.html.parts.card import Fact, scale_tile
 from ampscope.report.numbers import UNKNOWN, count, share, value
-from ampscope.report.source_place import place
+from ampscope.report.safe_text import place
 from ampscope.trace.schema import ScalerAction
 from blocks.basics.figure import show_figure
 from blocks.basics.page_links import link_row, to_overview, to_plan, way_to

@@ -5,9 +5,9 @@ from __future__ import annotations
 import streamlit as st
 
 from ampscope.analysis.results import Finding
-from ampscope.analysis.usage.usage_checks import Check, usage_checks
-from ampscope.report.html.parts.checks import checks_html
-from ampscope.report.html.source import listing
+from ampscope.analysis.usage.mistakes import Check, usage_checks
+from ampscope.report.html.markup import listing
+from ampscope.report.html.parts.card import checks_html
 from ampscope.report.numbers import count
 from ampscope.trace.vocabulary import Severity
 from blocks.basics.page_links import link_row, rank_of, to_incident, to_scale

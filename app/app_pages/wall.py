@@ -10,8 +10,7 @@ from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import Diagnosis
 from ampscope.report.figures.over_steps import timeline_stack
 from ampscope.report.html.markup import as_html
-from ampscope.report.html.parts.card import what
-from ampscope.report.html.parts.tiles import Fact, scale_tile
+from ampscope.report.html.parts.card import Fact, scale_tile, what
 from ampscope.report.numbers import count, share, value
 from ampscope.report.terminal.run_list import verdict_in_words
 from ampscope.trace.vocabulary import Verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from ampscope.report.figures.dtype_steps import DtypeSteps
+from ampscope.report.figures.precision_bars import DtypeSteps
 from ampscope.report.html.markup import as_label
 from ampscope.report.palette import HAIRLINE, MARK
 

@@ -6,7 +6,7 @@ from ampscope.analysis.replay.reproducible import reproducible
 from ampscope.analysis.results import Incident
 from ampscope.errors import AmpscopeError
 from ampscope.report.html.report_page import page
-from ampscope.report.repro.script import ReproScript, as_script
+from ampscope.report.repro import ReproScript, as_script
 from ampscope.trace.schema import Table
 from data.cache import cached, rows_of
 from data.run_results import diagnosis_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 
-from ampscope.analysis.origin.closeup import Closeup
+from ampscope.analysis.origin.step_graph import Closeup
 from ampscope.analysis.precision.ranges.place_detail import PlaceDetail
 from ampscope.analysis.precision.ranges.places import Place
 from ampscope.analysis.results import Incident, PathNode

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from ampscope.analysis.diagnosis.diagnosis import diagnose
-from ampscope.analysis.origin.closeup import Closeup, closeup
+from ampscope.analysis.origin.step_graph import Closeup, closeup
 from ampscope.analysis.overview.last_good.last_good import last_good
 from ampscope.analysis.overview.overview import Overview, overview
-from ampscope.analysis.overview.pulse import Pulse, pulse
 from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_at_a_glance
+from ampscope.analysis.overview.run_list import Pulse, pulse
 from ampscope.analysis.overview.search import Hits, search
 from ampscope.analysis.precision.over_steps import PrecisionOverSteps, precision_over_steps
-from ampscope.analysis.precision.plan.plan import Plan, plan
+from ampscope.analysis.precision.plan import Plan, plan
 from ampscope.analysis.precision.precision import Precision, precision
 from ampscope.analysis.precision.ranges.heat_map import HeatMap, View, heat_map
 from ampscope.analysis.precision.ranges.measured import MeasuredRun, measured_places
@@ -20,8 +20,7 @@ from ampscope.analysis.precision.ranges.place_detail import PlaceDetail, place_d
 from ampscope.analysis.precision.ranges.ranges import Ranges, ranges_of
 from ampscope.analysis.results import Diagnosis, Incident, LastGood
 from ampscope.analysis.scale.answer import ScaleAnswer, scale_answer
-from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
-from ampscope.analysis.scale.skipped_steps import SkippedStep, skipped_steps
+from ampscope.analysis.scale.scale_history import ScaleHistory, SkippedStep, scale_history, skipped_steps
 from ampscope.analysis.scale.what_if import ScaleRecord
 from ampscope.trace.schema import Table
 from data.cache import cached, rows_of

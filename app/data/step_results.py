@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ampscope.analysis.replay.lockstep import Lockstep, lockstep
 from ampscope.analysis.replay.op_detail import with_histograms
 from ampscope.analysis.replay.recording import Recording, recording
+from ampscope.analysis.replay.timeline import Lockstep, lockstep
 from ampscope.analysis.results import Operand
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
 from ampscope.trace.schema import Table

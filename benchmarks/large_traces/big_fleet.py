@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from big_trace import BigRun, Bulk
 
-from ampscope.analysis.diagnosis.fleet.fleet import Diagnosed, fleet
+from ampscope.analysis.diagnosis.fleet import Diagnosed, fleet
 from ampscope.analysis.precision.ranges.ranges import ranges
 from ampscope.trace.fleet.runs_below import runs_below
 from ampscope.trace.manifest import Manifest

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence
-from ampscope.analysis.causes.mathematics.division import DivisorSummed, SlopeAtEnd
-from ampscope.analysis.causes.range.overflow import LossGrew
-from ampscope.analysis.causes.usage.forms import FORMS
+from ampscope.analysis.causes.mathematics import DivisorSummed, SlopeAtEnd
+from ampscope.analysis.causes.overflow import LossGrew
+from ampscope.analysis.causes.usage_forms import FORMS
 from ampscope.analysis.results import Remedy
 from ampscope.trace.schema import Phase
 from ampscope.trace.vocabulary import Cause, MistakeForm, Severity

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from ampscope.analysis.causes import (
+    ahead,
     harmless,
     mathematics,
-    nothing_left,
     outside,
+    overflow,
     ranks,
     state,
+    underflow,
     unknown,
     usage,
 )
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, OpRule
-from ampscope.analysis.causes.range import ahead, literal, overflow, underflow
 from ampscope.analysis.results import Finding, Incident
 from ampscope.trace.dtypes import FLOAT8
 from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause
 
-_OF_RANGE = (overflow, literal, underflow, ahead)
-FAMILIES = (*_OF_RANGE, mathematics, nothing_left, outside, state, ranks, usage, harmless, unknown)
+FAMILIES = (overflow, underflow, ahead, mathematics, outside, state, ranks, usage, harmless, unknown)
 
 #: Every cause with its entry.
 CATALOGUE: dict[Cause, CauseEntry] = {entry.cause: entry for family in FAMILIES for entry in family.ENTRIES}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.wording import place_in_words
+from ampscope.analysis.words import place_in_words
 from ampscope.trace.schema import Change, Phase
 from ampscope.trace.vocabulary import Cause, Severity
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import number, op_in_words
 from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause, Severity
 
@@ -206,12 +205,12 @@ ENTRIES = (
         sentence=_spike,
         remedies=_against_spikes,
         severity=Severity.WARNING,
-        recognised_in="analysis.diagnosis.silent",
+        recognised_in="analysis.diagnosis.spikes",
         cured_by_precision=False,
     ),
     _harmless(
         Cause.BENIGN_INITIAL_CALIBRATION,
-        "analysis.scale.skip_runs",
+        "analysis.scale.course",
         noun="the scale finding its place",
         sentence=_moving(
             "The loss scale started high and halved until the gradients fit",
@@ -220,7 +219,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_PERIODIC_GROWTH,
-        "analysis.scale.skip_runs",
+        "analysis.scale.course",
         noun="the scale probing for room to grow",
         sentence=_moving(
             "The loss scale had grown to probe for room and was halved again",
@@ -229,7 +228,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_SCALE_ADJUSTMENT,
-        "analysis.scale.skip_runs",
+        "analysis.scale.course",
         noun="the scale making room for larger gradients",
         sentence=_moving(
             "Gradients outgrew the loss scale; it was lowered and training went on",
@@ -244,7 +243,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_INF_MASK,
-        "analysis.diagnosis.harmless_values",
+        "analysis.diagnosis.diagnosis",
         noun="a mask of -inf, as intended",
         sentence=(
             "{op} writes infinities on purpose, as masks do, and they are gone again before loss, gradients and "
@@ -253,7 +252,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_METRIC_NAN,
-        "analysis.diagnosis.harmless_values",
+        "analysis.diagnosis.diagnosis",
         noun="a metric that is NaN and reaches no weight",
         sentence=(
             "{op} makes a non-finite value that no loss, gradient, weight or buffer depends on, as in a metric or a "
@@ -262,7 +261,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_SATURATED,
-        "analysis.diagnosis.harmless_values",
+        "analysis.diagnosis.diagnosis",
         noun="an overflow that saturates",
         sentence=(
             "{op} makes an infinity, and a bounded function such as tanh or sigmoid takes it to its limit, as it would "
@@ -271,7 +270,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_MASKED_INTERNAL,
-        "analysis.diagnosis.harmless_values",
+        "analysis.diagnosis.diagnosis",
         noun="an internal value that is not finite, and masked again",
         sentence=(
             "{op} makes a non-finite value that is masked or replaced before it reaches loss, gradients or buffers."

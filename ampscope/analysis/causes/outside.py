@@ -10,7 +10,7 @@ from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, 
 from ampscope.analysis.causes.state import TurnedBad
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import op_in_words
 from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause
 
@@ -249,7 +249,7 @@ ENTRIES = (
         noun="an error that ended the run",
         sentence=_ended,
         remedies=_against_error,
-        recognised_in="analysis.diagnosis.raised",
+        recognised_in="analysis.diagnosis.context",
         cured_by_precision=False,
     ),
     CauseEntry(

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.rank_words import ranks_in_words
+from ampscope.analysis.words import number, ranks_in_words
 from ampscope.trace.vocabulary import Cause
 
 
@@ -124,7 +123,7 @@ ENTRIES = (
         noun="ranks that should agree and do not",
         sentence=_apart,
         remedies=_what_to_do,
-        recognised_in="analysis.diagnosis.ranks.apart_replicas",
+        recognised_in="analysis.diagnosis.across_ranks",
         cured_by_precision=False,
     ),
 )

@@ -10,11 +10,9 @@ from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Match, Reason
 from ampscope.analysis.causes.outside import ChangedSince, FromOthers
 from ampscope.analysis.causes.unknown import Observed, infinite_constant, not_measured
 from ampscope.analysis.numerics import rounding
-from ampscope.analysis.numerics.dtypes import is_floating
-from ampscope.analysis.origin.bounds import cannot_overflow, is_out_of_reach
-from ampscope.analysis.origin.op_facts import Executed, operand_dtype, unmeasured
-from ampscope.analysis.origin.parameter_lists import module_of_update
-from ampscope.analysis.origin.step_graph import StepGraph
+from ampscope.analysis.numerics.rounding import is_floating
+from ampscope.analysis.origin.op_facts import Executed, cannot_overflow, is_out_of_reach, operand_dtype, unmeasured
+from ampscope.analysis.origin.step_graph import StepGraph, module_of_update
 from ampscope.provenance import Origin, absorbed, is_deliberate, op_name
 from ampscope.trace.dtypes import FLOAT8, PARTS
 from ampscope.trace.schema import ENTRY_NODES, Node, Phase, said

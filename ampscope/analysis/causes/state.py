@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.number_words import number
+from ampscope.analysis.words import number
 from ampscope.trace.schema import Change, Form, Looked, StateKind
 from ampscope.trace.vocabulary import Cause
 
@@ -204,7 +204,7 @@ ENTRIES = (
                 untried="a replay tries it where the optimizer's own step made the value",
             ),
         ),
-        recognised_in="analysis.diagnosis.state.state_incidents",
+        recognised_in="analysis.diagnosis.state",
         cured_by_precision=None,
     ),
 )

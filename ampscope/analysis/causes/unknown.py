@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ampscope.analysis.causes import untried
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
-from ampscope.analysis.causes.mathematics.division import ENDING, kept_between
+from ampscope.analysis.causes.mathematics import ENDING, kept_between
 from ampscope.analysis.origin.op_facts import Executed, unmeasured
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import op_in_words
 from ampscope.trace.dtypes import FINFO, FLOAT8, PARTS
 from ampscope.trace.schema import Form
 from ampscope.trace.vocabulary import Cause

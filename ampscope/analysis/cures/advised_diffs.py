@@ -8,14 +8,13 @@ from math import ceil, copysign, log10
 
 from ampscope.analysis.causes.cause_entry import Reason
 from ampscope.analysis.causes.outside import CameIn
-from ampscope.analysis.causes.range.literal import Literal
-from ampscope.analysis.causes.range.overflow import Overflowed
-from ampscope.analysis.causes.range.underflow import ConstantLost
+from ampscope.analysis.causes.overflow import Literal, Overflowed
+from ampscope.analysis.causes.underflow import ConstantLost
 from ampscope.analysis.causes.unknown import InfiniteConstant
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.program_lines import Program
-from ampscope.analysis.cures.rewriting.program import made_in_half, settings
-from ampscope.analysis.cures.rewriting.program.joined import joined
+from ampscope.analysis.cures.rewriting.edit import joined
+from ampscope.analysis.cures.rewriting.program import half, settings
 from ampscope.analysis.cures.rewriting.program.scaled_before import is_scaled_before
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.results import FormTried, Incident, Remedy
@@ -122,9 +121,9 @@ def _of_rate(incident: Incident, program: Program) -> str | None:
 def _of_state(remedy: Remedy, incident: Incident, program: Program) -> str | None:
     """What outlives the step, in float32: a tensor that the loop carries, a module with its buffers, the weights."""
     if incident.trigger == Trigger.NONFINITE_CARRIED:
-        return made_in_half.in_float32(incident.source) if incident.source is not None else None
+        return half.tensor_in_float32(incident.source) if incident.source is not None else None
     if incident.trigger == Trigger.BUFFER_STANDS_STILL and remedy.verified:
-        kept = made_in_half.in_float32(incident.source) if incident.source is not None else None
+        kept = half.tensor_in_float32(incident.source) if incident.source is not None else None
         return _of_norm(incident, program) or kept
     is_of_weights = incident.cause in _OF_WEIGHTS or remedy.kind == Form.OPTIMIZER_IN_FLOAT32
     return own_words.of_weights(program) if is_of_weights else None

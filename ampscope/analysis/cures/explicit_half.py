@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ampscope.analysis.cures.rewriting.forms.conversions import converted
+from ampscope.analysis import words
+from ampscope.analysis.cures.rewriting.forms.precision import converted
 from ampscope.analysis.origin.step_graph import StepGraph
 from ampscope.analysis.results import CodeLine, Tried
 from ampscope.trace.dtypes import HALF_DTYPES
@@ -157,8 +158,7 @@ def places(lines: Sequence[CodeLine]) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """The first `NAMED` of them, and how many more there are."""
-    shown = [*names[:NAMED], *([f"{len(names) - NAMED} more"] if len(names) > NAMED else [])]
-    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else "".join(shown)
+    return words.listed([*names[:NAMED], *([f"{len(names) - NAMED} more"] if len(names) > NAMED else [])])
 
 
 def rewritten(lines: Sequence[CodeLine], dtype: str) -> str:

@@ -6,17 +6,12 @@ import re
 from collections.abc import Sequence
 
 from ampscope.analysis.cures.program_lines import Program
-from ampscope.analysis.cures.rewriting import Edit, across_lines, kept_modules, rewritten
-from ampscope.analysis.cures.rewriting.changed_file import diff_at
-from ampscope.analysis.cures.rewriting.forms.conversions import converted
-from ampscope.analysis.cures.rewriting.names.scopes import Scope
-from ampscope.analysis.cures.rewriting.program import (
-    autocast_region,
-    loss_outside,
-    rows_kept,
-    settings,
-    weights_in_half,
-)
+from ampscope.analysis.cures.rewriting import Edit, rewritten
+from ampscope.analysis.cures.rewriting.edit import diff_at, joined
+from ampscope.analysis.cures.rewriting.forms import products
+from ampscope.analysis.cures.rewriting.forms.precision import converted
+from ampscope.analysis.cures.rewriting.names import Scope
+from ampscope.analysis.cures.rewriting.program import autocast, half, settings
 from ampscope.analysis.cures.rewriting.program.earlier_value import (
     EXPONENTIALS,
     MEANS,
@@ -25,7 +20,6 @@ from ampscope.analysis.cures.rewriting.program.earlier_value import (
     values_written_out,
     written_out,
 )
-from ampscope.analysis.cures.rewriting.program.joined import joined
 from ampscope.analysis.cures.rewriting.source_file import HasPlace
 from ampscope.analysis.cures.rewriting.statement import Statement, statement
 from ampscope.analysis.results import CodeLine, FormTried
@@ -57,7 +51,7 @@ def of_form(tried: FormTried) -> str | None:
 
     found = diff_at(place, write)
     if found is None and tried.form == Form.SCALE_FIRST:
-        return across_lines.scale_first(place, tried.argument or 0)
+        return products.scale_first_above(place, tried.argument or 0)
     if found is None and tried.form == Form.ZERO_INFINITY:
         return settings.with_zero_infinity(place)
     earlier = [_of_earlier(place.file, each) for each in named] if found is not None else []
@@ -133,33 +127,33 @@ def of_kept(modules: Sequence[str], program: Program) -> str | None:
     for name in modules:
         number, inner = of_which_model(name)
         by_model.setdefault(number or 0, []).append(inner)
-    return kept_modules.kept(program.watched_at, by_model)
+    return half.kept_modules(program.watched_at, by_model)
 
 
 def _of_loss(program: Program) -> str | None:
     """The loss taken out of the one autocast region that calls a model, which gives it float32."""
     if program.watched_at is None or len(program.called_from) != 1 or program.under_autocast != program.called_from:
         return None
-    models = kept_modules.watched(program.watched_at)
-    return loss_outside.in_float32(program.called_from[0], models, program.tensors)
+    models = half.watched(program.watched_at)
+    return autocast.loss_in_float32(program.called_from[0], models, program.tensors)
 
 
 def of_rows(program: Program, argument: str) -> str | None:
     """The rows left out in which an argument of the models' one call is not finite."""
     if program.watched_at is None or len(program.called_from) != 1:
         return None
-    return rows_kept.finite_alone(program.called_from[0], kept_modules.watched(program.watched_at), argument)
+    return autocast.finite_alone(program.called_from[0], half.watched(program.watched_at), argument)
 
 
 def of_widened(module: str, program: Program) -> str | None:
     """A module converted to float32, before the line that calls ``watch``; None as in `of_kept`."""
     number, inner = of_which_model(module)
-    return kept_modules.widened(program.watched_at, number or 0, inner) if program.watched_at is not None else None
+    return half.widened(program.watched_at, number or 0, inner) if program.watched_at is not None else None
 
 
 def of_autocast(program: Program, dtype: str) -> str | None:
     """The autocast regions around the models' calls in another dtype, or switched off for ``float32``."""
-    return autocast_region.in_dtype(program.under_autocast, dtype) if program.under_autocast else None
+    return autocast.in_dtype(program.under_autocast, dtype) if program.under_autocast else None
 
 
 def of_weights(program: Program, near: HasPlace | None = None) -> str | None:
@@ -171,8 +165,8 @@ def of_weights(program: Program, near: HasPlace | None = None) -> str | None:
     """
     place = program.watched_at if near is None else near
     calls = program.called_from
-    under = set(calls) == set(program.under_autocast) if calls else place and autocast_region.is_entered(place)
-    return weights_in_half.in_float32(program.watched_at) if program.watched_at is not None and under else None
+    under = set(calls) == set(program.under_autocast) if calls else place and autocast.is_entered(place)
+    return half.weights_in_float32(program.watched_at) if program.watched_at is not None and under else None
 
 
 def of_scaler(program: Program, scale: float) -> str | None:

@@ -48,7 +48,6 @@ def _listed(told: Any) -> list[dict[str, Any]]:
 
 
 def _line(told: Any) -> SourceLine | None:
-    """A line as JSON has it."""
     if not isinstance(told, dict):
         return None
     file, line, function, code = (told.get(name) for name in ("file", "line", "function", "code"))

@@ -1,18 +1,19 @@
-"""What the counterfactual replays of an incident say, in words."""
+"""The replays of an incident are told in words, and made of the rows that a run has of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 
+from ampscope.analysis import words
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.cures import other_forms
-from ampscope.analysis.results import Incident, Tried
-from ampscope.analysis.words import scale_words
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.wording import op_in_words
-from ampscope.trace.schema import LOSS_CODE, Change, Trial, Trigger
-from ampscope.trace.vocabulary import LOSS_APART, Cause
+from ampscope.analysis.cures.other_forms import is_of_growth
+from ampscope.analysis.results import CodeLine, FormTried, Incident, SourceLine, Tried
+from ampscope.analysis.words import listed, number, op_in_words
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import LOSS_CODE, Change, ReplayRow, Table, Trial, Trigger
+from ampscope.trace.vocabulary import LOSS_APART, TOGETHER, Cause
 
 
 def by_precision(cause: Cause, tried: Sequence[Tried]) -> bool:
@@ -52,14 +53,13 @@ def _lowered_in_words(tried: Sequence[Tried]) -> str:
     """The same of a step before, whose loss had just grown and which did not lower the loss of its own batch."""
     lowers = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.FINITE))
     not_so = list(dict.fromkeys(_changed(each) for each in tried if each.outcome == Trial.NONFINITE))
-    told = f"lowers the loss of its own batch {_listed(lowers)}, and does not as it was" if lowers else ""
-    vain = f"does not lower the loss of its own batch {_listed(not_so)} either" if not_so else ""
+    told = f"lowers the loss of its own batch {listed(lowers)}, and does not as it was" if lowers else ""
+    vain = f"does not lower the loss of its own batch {listed(not_so)} either" if not_so else ""
     parts = [each for each in (told, vain) if each]
     return f"Step {tried[0].step:,}, whose loss had grown, {'; it '.join(parts)}." if parts else ""
 
 
 def _what(tried: Sequence[Tried]) -> str:
-    """What was run again."""
     return "the optimizer's step alone" if other_forms.are_of_optimizer(tried) else "the step"
 
 
@@ -96,7 +96,7 @@ def _did(each: Tried, tried: Sequence[Tried]) -> str:
 
 def _changed(tried: Tried) -> str:
     if tried.change == Change.SCALE:
-        return f"with a loss scale of {scale_words.in_words(tried.scale or 0.0)}"
+        return f"with a loss scale of {words.in_words(tried.scale or 0.0)}"
     if tried.form is not None:
         return f"with {other_forms.in_words(tried.form)}"
     if tried.change == Change.MODULES_FP32:
@@ -131,11 +131,7 @@ def _missed(tried: Tried, all_tried: Sequence[Tried]) -> str:
 def modules_in_words(modules: Sequence[str]) -> str:
     """``attn and the loss code``."""
     names = {LOSS_CODE: "the loss code", "": "the model itself"}
-    return _listed([names.get(name, name) for name in modules])
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+    return listed([names.get(name, name) for name in modules])
 
 
 def came_out(tried: Sequence[Tried], change: Change, outcome: Trial) -> list[Tried]:
@@ -163,3 +159,82 @@ def misses_float32(tried: Tried, all_tried: Sequence[Tried]) -> float | None:
         return None
     apart = abs(tried.loss - losses[0]) > LOSS_APART * max(abs(tried.loss), abs(losses[0]))
     return losses[0] if apart else None
+
+
+#: Steps from a loss that has grown to the failure that it leads to.
+_REACH = 50
+
+
+def of_run(run: Run, rank: int) -> dict[tuple[int, int], tuple[Tried, ...]]:
+    """What was tried on each incident, by step and optimizer."""
+    found: dict[tuple[int, int], tuple[Tried, ...]] = {}
+    for row in run.rows(Table.REPLAYS, rank=rank):
+        key = (row.step, row.optimizer)
+        tried = Tried(
+            step=row.step,
+            change=row.change,
+            modules=tuple(row.modules),
+            scale=row.scale,
+            outcome=row.outcome,
+            reason=row.reason,
+            loss=row.loss,
+            seconds=row.seconds,
+            op_min=row.op_min,
+            op_max=row.op_max,
+            conversions=_conversion_lines(row),
+            form=_form(row, found.get(key, ())),
+            extra_time=row.extra_time,
+            extra_bytes=row.extra_bytes,
+            followed=row.followed or 0,
+        )
+        found[key] = (*found.get(key, ()), tried)
+    return found
+
+
+def of_growing_loss(tried: Mapping[tuple[int, int], tuple[Tried, ...]], step: int, optimizer: int) -> tuple[Tried, ...]:
+    """What was tried on the latest step before one, whose loss had just grown by far; nothing where none was seen.
+
+    Args:
+        tried: What was tried, by step and optimizer.
+        step: The one that went bad.
+        optimizer: Its optimizer.
+    """
+    before = sorted((each for each in tried if each[1] == optimizer and 0 < step - each[0] <= _REACH), reverse=True)
+    looked = (tried[each] for each in before)
+    return next((found for found in looked if any(is_of_growth(each) for each in found)), ())
+
+
+def _form(row: ReplayRow, before: Sequence[Tried]) -> FormTried | None:
+    """The form of a replay.
+
+    Args:
+        row: The replay.
+        before: Those before it on the step.
+    """
+    if row.form is None:
+        return None
+    alone = [each.form for each in before if each.form is not None and each.form.beside is None]
+    place = None
+    if row.form_file:
+        place = SourceLine(
+            file=row.form_file,
+            line=row.form_line or 0,
+            function=row.form_function or "",
+            code=row.form_code or "",
+        )
+    return FormTried(
+        form=row.form,
+        call=row.form_call or "",
+        source=place,
+        argument=row.form_argument,
+        value=row.form_value,
+        was=row.form_was,
+        good_change=row.good_change,
+        beside=alone[-1] if alone and row.reason == TOGETHER else None,
+    )
+
+
+def _conversion_lines(row: ReplayRow) -> tuple[CodeLine, ...] | None:
+    if row.conversion_files is None:
+        return None
+    return tuple(map(CodeLine, row.conversion_files, row.conversion_lines or (), row.conversion_codes or ()))

@@ -1,28 +1,83 @@
-"""What the rest of a run says of an incident: a loss that ran away, a step that did not repeat, a calibrating scale."""
+"""The rest of a run tells of an incident: how a call ended with an error, a loss ran away, a step did not repeat."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ampscope.analysis.causes.cause_entry import NOTHING_MORE
-from ampscope.analysis.causes.outside import ChangedSince
-from ampscope.analysis.causes.range.literal import Literal
-from ampscope.analysis.causes.range.overflow import LossGrew, ScaleInLoop
+from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
+from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Match, Occurrence
+from ampscope.analysis.causes.outside import ChangedSince, Raised
+from ampscope.analysis.causes.overflow import Literal, LossGrew, ScaleInLoop
 from ampscope.analysis.causes.recognition import Recognised
 from ampscope.analysis.causes.unknown import Observed
+from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.numerics.arrays import FloatArray
-from ampscope.analysis.origin.second_run import SecondRun
-from ampscope.analysis.results import Tried
-from ampscope.analysis.scale.skip_runs import SkipRun, Skips
+from ampscope.analysis.origin.step_graph import SecondRun, public_phase
+from ampscope.analysis.results import Incident, Operand, SourceLine, Tried
+from ampscope.analysis.scale.course import SkipRun, Skips
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import How
 from ampscope.trace.json_columns import details
-from ampscope.trace.schema import Change, IncidentRow, ReplayStatus, Trial, Trigger
+from ampscope.trace.schema import Change, IncidentRow, Phase, ReplayStatus, Trial, Trigger
 from ampscope.trace.vocabulary import NOT_DETERMINISTIC, Cause
+
+
+def raised(row: IncidentRow, rank: int) -> Examined:
+    """The incident of a step that an exception ended.
+
+    Args:
+        row: Its row, with `Trigger.EXCEPTION`.
+        rank: The rank that recorded it.
+    """
+    told = details(row.evidence).get("exception")
+    call: dict[str, Any] = told if isinstance(told, dict) else {}
+    cause, reason = _cause(call)
+    op, dtype = str(call.get("op", "")), str(call.get("dtype", ""))
+    incident = Incident(
+        step=row.step,
+        last_step=row.step,
+        severity=CATALOGUE[cause].severity,
+        cause=cause,
+        phase=public_phase(call.get("phase", Phase.FORWARD)),
+        op=op,
+        module=call.get("module", ""),
+        module_type=call.get("module_type", ""),
+        source=_source(call),
+        inputs=(Operand(role="input 0", dtype=dtype, shape=""),) if dtype else (),
+        replay=row.replay,
+        replay_reason=row.replay_reason,
+        trigger=row.trigger,
+        explanation=explanation(cause, Occurrence(op=op, reason=reason)),
+        rank=rank,
+    )
+    return Examined(incident, reason)
+
+
+def led_to_error(examined: Examined, row: IncidentRow) -> Examined:
+    """The origin of the values that an error spoke of, with what it said."""
+    call = details(row.evidence)["exception"]
+    said = f"{examined.incident.explanation} The error that it led to: {call.get('error')}: {call.get('message')}"
+    return examined._replace(incident=replace(examined.incident, explanation=f"{said.rstrip(':. ')}."))
+
+
+def _cause(call: dict[str, Any]) -> Match:
+    value = call.get("value")
+    if call.get("does_not_fit") and isinstance(value, float):
+        return Match(Cause.LITERAL_OVERFLOW, Literal(value=value, dtype=str(call.get("dtype", "")), refused=True))
+    said = Raised(error=str(call.get("error", "an error")), message=str(call.get("message", "")))
+    return Match(Cause.LITERAL_OVERFLOW if call.get("does_not_fit") else Cause.EXCEPTION, said)
+
+
+def _source(call: dict[str, Any]) -> SourceLine | None:
+    if not call.get("file"):
+        return None
+    return SourceLine(file=call["file"], line=call["line"], function=call["function"], code=call["code"])
+
 
 #: A loss that rose at each of the last steps, by this factor in all, is running away.
 RUNAWAY_STEPS = 3

@@ -1,42 +1,123 @@
-"""The verdict on a run: every incident traced to its origin, every mistake in its use, and what to tell first."""
+"""The verdict on a run traces each incident to its origin, names mistakes, and leaves harmless values alone."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
+from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.cures.program_lines import program_of
+from ampscope.analysis.cures.remedies import remedies
+from ampscope.analysis.diagnosis.across_ranks import apart_replicas, examined_incidents
 from ampscope.analysis.diagnosis.examined import merged
-from ampscope.analysis.diagnosis.harmless_values import harmless_values
-from ampscope.analysis.diagnosis.ranks.across_ranks import examined_incidents
-from ampscope.analysis.diagnosis.ranks.apart_replicas import apart_replicas
-from ampscope.analysis.diagnosis.run_summary import summary
-from ampscope.analysis.diagnosis.silent.risks.risks import risks
-from ampscope.analysis.diagnosis.silent.silent_failures import silent_failures
-from ampscope.analysis.diagnosis.silent.spikes import led_there, spikes
-from ampscope.analysis.diagnosis.state.state_incidents import without_consequences
-from ampscope.analysis.diagnosis.unobserved import checked, not_looked_at, recording_gaps, unobserved
-from ampscope.analysis.origin.step_graph import Sites
-from ampscope.analysis.overview.healed import cures_made, since_then
+from ampscope.analysis.diagnosis.risks import risks
+from ampscope.analysis.diagnosis.run_summary import checked, not_looked_at, recording_gaps, summary, unobserved
+from ampscope.analysis.diagnosis.silent_failures import silent_failures
+from ampscope.analysis.diagnosis.spikes import led_there, spikes
+from ampscope.analysis.diagnosis.state import without_consequences
+from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line
 from ampscope.analysis.overview.last_good.last_good import last_good
-from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers
+from ampscope.analysis.overview.overview import cures_made, since_then
+from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers, ranks_story
 from ampscope.analysis.overview.ranks.replicas import replicas
-from ampscope.analysis.overview.ranks.story import ranks_story
 from ampscope.analysis.overview.ranks.world import World, sampled_rank, world_of
-from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo
+from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo, ScaleHealth, SourceLine
 from ampscope.analysis.scale.health import healths
-from ampscope.analysis.scale.scale_incidents import scale_incidents
-from ampscope.analysis.tables.recorded import only_recorded
 from ampscope.analysis.tables.step_history import History, histories
-from ampscope.analysis.usage.consequences import of_mistakes
-from ampscope.analysis.usage.findings import findings
-from ampscope.analysis.usage.resumed_scalers import loop_steps, resumed_scalers
+from ampscope.analysis.tables.traced_steps import first_traced_steps, only_recorded
+from ampscope.analysis.usage.findings import findings, loop_steps, resumed_scalers
+from ampscope.analysis.usage.mistakes import of_mistakes
+from ampscope.provenance import Harmless, harmless_births
 from ampscope.trace.read.engines.choice import Chosen
 from ampscope.trace.read.find import told_name
 from ampscope.trace.read.run import Run, open_run
-from ampscope.trace.schema import ENTRY_NODES, Phase, Trigger
+from ampscope.trace.schema import ENTRY_NODES, Phase, Source, Trigger, execution_of
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
+
+
+def scale_incidents(
+    found: Sequence[ScaleHealth], others: Sequence[Incident], history: Mapping[int, History]
+) -> list[Incident]:
+    """Failures of the scale that no incident of the same steps explains."""
+    told = [each for each in others if each.severity is not Severity.INFO]
+    return [
+        _scale_incident(health, history[health.optimizer])
+        for health in found
+        if health.severity is not Severity.INFO and not any(each.last_step >= health.first_step for each in told)
+    ]
+
+
+def _scale_incident(health: ScaleHealth, history: History) -> Incident:
+    return Incident(
+        step=health.first_step,
+        last_step=health.last_step,
+        count=int(history.skipped[history.step >= health.first_step].sum()) or 1,
+        severity=health.severity,
+        cause=Cause.SCALE_OVERFLOW,
+        phase=Phase.BACKWARD,
+        trigger=Trigger.NONFINITE_GRADIENT,
+        explanation=health.explanation,
+        remedies=health.remedies or remedies(Cause.SCALE_OVERFLOW),
+    )
+
+
+#: Traced steps that are looked through: what is harmless is so in every step.
+LOOKED_THROUGH = 3
+
+_CAUSES = {
+    Harmless.MASK: Cause.BENIGN_INF_MASK,
+    Harmless.SATURATED: Cause.BENIGN_SATURATED,
+    Harmless.MASKED: Cause.BENIGN_MASKED_INTERNAL,
+    Harmless.UNUSED: Cause.BENIGN_METRIC_NAN,
+}
+
+
+def harmless_values(run: Run, sites: Sites, failures: Iterable[Incident] = ()) -> list[Incident]:
+    """Masks, masked values and metrics that are not finite, as incidents of severity ``info``.
+
+    Args:
+        run: The run.
+        sites: The sites of one of its ranks.
+        failures: What else is told: a line that is to blame is not harmless when it runs again, as a checkpoint's does.
+    """
+    found: dict[Cause, Incident] = {}
+    blamed = {_place(each) for each in failures if each.severity is not Severity.INFO}
+    for each in first_traced_steps(run, rank=sites.rank, count=LOOKED_THROUGH):
+        if execution_of(each.source)[0] == Source.REPLAY_FP32:  # what did not happen is nobody's worry
+            continue
+        graph = StepGraph(run, sites, each.step, each.source)
+        for seq, why in harmless_births(graph):
+            incident = _incident(graph, seq, _CAUSES[why])
+            if _place(incident) not in blamed:
+                found.setdefault(incident.cause, incident)
+    return list(found.values())
+
+
+def _place(incident: Incident) -> tuple[str, str, SourceLine | None]:
+    return incident.op, incident.module, incident.source
+
+
+def _incident(graph: StepGraph, seq: int, cause: Cause) -> Incident:
+    site = graph.place(seq)
+    op = graph.site(seq).op
+    return Incident(
+        step=graph.step,
+        last_step=graph.step,
+        severity=CATALOGUE[cause].severity,
+        cause=cause,
+        phase=public_phase(site.phase),
+        op=op,
+        module=site.module,
+        module_type=site.module_type,
+        source=source_line(site),
+        inputs=graph.operands(seq),
+        outputs=graph.results(seq),
+        traced=graph.source,
+        explanation=explanation(cause, Occurrence(op=op)),
+        rank=graph.rank,
+    )
 
 
 def diagnose(run: Run | str | os.PathLike[str], *, engine: Chosen = "duckdb") -> Diagnosis:

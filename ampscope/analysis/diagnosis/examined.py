@@ -12,9 +12,9 @@ from ampscope.analysis.cures.advised_diffs import with_diffs
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.program_lines import Program
 from ampscope.analysis.cures.remedies import is_tried_by_replays, remedies, why_untried
-from ampscope.analysis.cures.rewriting import kept_modules
+from ampscope.analysis.cures.rewriting.program import half
 from ampscope.analysis.results import Incident, Remedy
-from ampscope.analysis.usage.loop_edits.clipping import clipped
+from ampscope.analysis.usage.loop_edits import clipped
 from ampscope.trace.schema import Change, Form, Trigger
 from ampscope.trace.vocabulary import Cause
 
@@ -136,7 +136,7 @@ def _clipped(remedy: Remedy, incident: Incident, program: Program) -> Remedy:
     lines, watched = program.called_from, program.watched_at
     if remedy.kind != Form.CLIPPED or not remedy.verified or len(norms) != 1 or len(lines) != 1 or watched is None:
         return remedy
-    return replace(remedy, diff=clipped(lines[0], kept_modules.watched(watched), norms.pop()))
+    return replace(remedy, diff=clipped(lines[0], half.watched(watched), norms.pop()))
 
 
 def merged(examined: Iterable[Examined], program: Program = _UNKNOWN) -> list[Incident]:

@@ -10,24 +10,33 @@ from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import LostBefore, Occurrence, Reason
 from ampscope.analysis.causes.harmless import ScaleFell, Unexplained
 from ampscope.analysis.causes.outside import CameIn
-from ampscope.analysis.causes.range.overflow import LossGrew
+from ampscope.analysis.causes.overflow import LossGrew
 from ampscope.analysis.causes.recognition import Recognised, first_overflow, parameters_module, recognise
 from ampscope.analysis.causes.unknown import Observed, wider_reduction
-from ampscope.analysis.cures import explicit_half, trials, tried_rows
+from ampscope.analysis.cures import explicit_half, trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
-from ampscope.analysis.diagnosis.context import Context, why_unknown
+from ampscope.analysis.diagnosis.context import Context, led_to_error, raised, why_unknown
 from ampscope.analysis.diagnosis.examined import Examined
-from ampscope.analysis.diagnosis.raised import led_to_error, raised
-from ampscope.analysis.diagnosis.silent.hidden_overflows import as_hidden, origins_of
-from ampscope.analysis.diagnosis.silent.lost_gradients import as_cast_before, information_lost, lost_gradient
-from ampscope.analysis.diagnosis.state.held_updates import examined_held
-from ampscope.analysis.diagnosis.state.state_incidents import examined_state, examined_still, state_found, still_found
-from ampscope.analysis.diagnosis.state.writers import as_write, left_by
-from ampscope.analysis.origin.second_run import second_run
-from ampscope.analysis.origin.step_graph import Sites, StepGraph, source_line
+from ampscope.analysis.diagnosis.silent_failures import (
+    as_cast_before,
+    as_hidden,
+    information_lost,
+    lost_gradient,
+    origins_of,
+)
+from ampscope.analysis.diagnosis.state import (
+    as_write,
+    examined_held,
+    examined_state,
+    examined_still,
+    left_by,
+    state_found,
+    still_found,
+)
+from ampscope.analysis.origin.step_graph import Sites, StepGraph, second_run, source_line
 from ampscope.analysis.overview.ranks.bad_steps import Sighting
 from ampscope.analysis.results import Incident, PathNode, Tried
-from ampscope.analysis.tables.incident_rows import IncidentRows
+from ampscope.analysis.tables.lazy_tables import IncidentRows
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import Origin
 from ampscope.trace.json_columns import details
@@ -49,7 +58,7 @@ class Examiner:
         self._context = Context(history)
         self._sites = Sites(run, rank)
         self._rows = IncidentRows(run, rank)
-        self._tried = tried_rows.of_run(run, rank)
+        self._tried = trials.of_run(run, rank)
         self._half_weights = half_weights(run, rank)
 
     def examined(self, seen: Sighting) -> list[Examined]:
@@ -154,7 +163,7 @@ class Examiner:
         found = self._context.judged(row, found, tried, twice)
         if found.cause is Cause.DIVERGENCE and (first := first_overflow(graph)) is not None:
             if isinstance(found.reason, LossGrew):  # then the step's first overflow tells, whatever came of it
-                tried = (*tried, *tried_rows.of_growing_loss(self._tried, row.step, row.optimizer))
+                tried = (*tried, *trials.of_growing_loss(self._tried, row.step, row.optimizer))
                 found = replace(found, seq=first.seq, phase=first.phase)
             elif first.cause is Cause.DIVERGENCE:
                 found = first

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ampscope.analysis.causes.catalogue import item_in_words
-from ampscope.analysis.diagnosis.gate.results import Outcome
-from ampscope.analysis.diagnosis.silent.course import BEFORE, FAR_OUT, RECENT, STAYED_UP
+from ampscope.analysis.diagnosis.course import BEFORE, FAR_OUT, RECENT, STAYED_UP
+from ampscope.analysis.diagnosis.gate import Outcome
 from ampscope.analysis.numerics.arrays import FloatArray
 from ampscope.analysis.overview.ranks.world import sampled_rank, world_of
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.tables.step_history import History, histories
-from ampscope.analysis.words.number_words import number
+from ampscope.analysis.words import number
 from ampscope.trace.read.run import Run
 from ampscope.trace.vocabulary import Severity, Verdict
 

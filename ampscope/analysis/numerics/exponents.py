@@ -165,7 +165,6 @@ class Exponents:
         return whole
 
     def _mass_to(self, part: FloatArray, bins: IntArray | slice) -> FloatArray:
-        """Their mass."""
         left, width = (edges[bins] for edges in self._edges)
         total, before = np.zeros_like(part), np.zeros_like(part)
         for number in range(_PARTS):

@@ -1,4 +1,4 @@
-"""Questions about one executed op: what its operands held, and what its dtype made of the constants it was given."""
+"""An op's facts are what its operands held, what they allow its result to be, and what its dtype made of constants."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ampscope.analysis.numerics import rounding
-from ampscope.analysis.origin.step_graph import StepGraph
+from ampscope.analysis.origin.step_graph import StepGraph, operands_of
 from ampscope.provenance import op_name
-from ampscope.trace.dtypes import PARTS
-from ampscope.trace.schema import COLLECTIVE_LIBRARIES, EdgeRow, OpRow, Phase, SiteRow
+from ampscope.trace.dtypes import FINFO, PARTS
+from ampscope.trace.schema import COLLECTIVE_LIBRARIES, ENTRY_NODES, EdgeRow, OpRow, Phase, SiteRow
 
 #: How many ops back a constant is looked for that should have kept an operand away from zero.
 REACH = 8
@@ -252,3 +252,179 @@ def unmeasured(op: Executed) -> Unmeasured | None:
     given = list(zip(op.site.in_dtypes, op.site.in_shapes, strict=False))
     missing = (Unmeasured(arg, *given[arg]) for arg in unseen if arg < len(given))
     return next((each for each in missing if numel(each.shape)), None)
+
+
+#: Positions of the two factors of ops that sum products; what comes before them is added.
+_FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "convolution": (0, 1)}
+#: In the names of ops whose results may be far larger than products of their operands.
+_STEEP = ("div", "exp", "pow", "prod", "cosh", "sinh", "tan", "gamma", "reciprocal", "sqrt", "norm_backward", "log")
+
+
+def is_out_of_reach(op: Executed) -> bool:
+    """Whether no sum of products of four numbers each leaves the range, for all operands are so small.
+
+    Something else is the matter then, such as a norm of zeros inside a fused op.
+    """
+    if op.dtype not in rounding.LARGEST or op.dtype == "float64" or any(word in op.name for word in _STEEP):
+        return False  # extremes are recorded in float32
+    sizes = [each.magnitude for each in op.ranges]
+    known = [size for size in sizes if size is not None]
+    if not known or len(known) < len(sizes):
+        return False
+    largest = max(1.0, *known, *(abs(value) for _, value in op.numbers()))
+    terms = max((numel(shape) for shape in op.site.in_shapes), default=1)
+    return 4 * math.log2(largest) + math.log2(max(1, terms)) < math.log2(rounding.LARGEST[op.dtype])
+
+
+def cannot_overflow(op: Executed) -> bool:
+    """Whether the operands, as they were when they were written, are too small for the result to leave its dtype."""
+    most, limit = largest_possible(op), rounding.LARGEST.get(op.dtype)
+    return most is not None and limit is not None and most < limit / 2
+
+
+def largest_possible(op: Executed) -> float | None:
+    """The largest magnitude that sums, products and sums of products can come to; None for other ops.
+
+    Also None where an operand was not measured, was not finite, or is larger than a trace can say.
+    """
+    sizes = {edge.arg: each.magnitude for edge, each in zip(op.edges, op.ranges, strict=True) if each.finite}
+    largest = {arg: size for arg, size in sizes.items() if size is not None and size < FINFO["float32"].max}
+    if len(largest) != len(op.site.in_dtypes) or not largest:
+        return None
+    scalar = max([1.0, *(abs(value) for _, value in op.numbers())])
+    if op.name in ("add", "sub", "rsub"):
+        return (sum(largest.values()) + scalar) * scalar
+    if op.name == "mul":
+        product = scalar
+        for size in largest.values():
+            product *= size
+        return product
+    return _sum_of_products(op, largest, scalar) if op.name in _FACTORS else None
+
+
+def _sum_of_products(op: Executed, largest: dict[int, float], scalar: float) -> float | None:
+    first, second = _FACTORS[op.name]
+    if first not in largest or second not in largest:
+        return None
+    terms = _terms(op, first, second)
+    added = sum(size for arg, size in largest.items() if arg not in (first, second))
+    return (largest[first] * largest[second] * terms + added) * scalar
+
+
+def _terms(op: Executed, first: int, second: int) -> int:
+    """How many products are summed for one element of the result."""
+    if op.name == "convolution":
+        weight = op.site.in_shapes[second]
+        return numel(weight) // max(1, int(weight.split("x")[0]))
+    return int(op.site.in_shapes[first].rsplit("x", 1)[-1])
+
+
+#: Ops that give zeros where one of their operands holds nothing else; others need all of them to.
+_PRODUCTS = frozenset({"mul", "mm", "bmm", "mv", "dot"})
+_OF_ZEROS = frozenset({"div", "true_divide"})
+_FILLS = frozenset({"zeros_like", "new_zeros", "zeros", "zero", "full_like", "new_full", "full", "fill"})
+
+
+def divides_by_given_zeros(op: Executed) -> bool:
+    """Whether the divisor of an op was zero throughout, for its own operands were, back to the optimizer's first."""
+    divisors = {edge.arg for edge in op.divisors}
+    wanted = [edge for edge in operands_of(op.graph, op.seq, op.result.out) if edge.arg in divisors]
+    return bool(wanted) and all(_are_given_zeros(op.graph, edge, set()) for edge in wanted)
+
+
+def _are_given_zeros(graph: StepGraph, edge: EdgeRow, seen: set[tuple[int, int]]) -> bool:
+    row = graph.producer(edge)
+    if not (edge.min == edge.max == 0.0 if edge.partial else row.min == row.max == 0.0):
+        return False
+    site, at = graph.site(edge.from_seq), (edge.from_seq, edge.from_out)
+    if site.op in ENTRY_NODES or site.phase != Phase.OPTIMIZER or at in seen:
+        return True
+    seen.add(at)
+    op = Executed(graph, edge.from_seq)
+    if op.name in _FILLS:
+        return True
+    given = sorted(operands_of(graph, op.seq, edge.from_out), key=lambda each: each.arg)
+    zeros = (_are_given_zeros(graph, each, seen) for each in (given[:1] if op.name in _OF_ZEROS else given))
+    return any(zeros) if op.name in _PRODUCTS else bool(given) and all(zeros)
+
+
+#: Ops that add a small constant or bound their operand.
+_KEEPS_AWAY = frozenset({"add", "sub", "rsub", "clamp", "clamp_min", "clamp_max", "maximum", "threshold"})
+#: Ops whose result may be smaller than any operand.
+_SHRINKS = frozenset("mul pow square exp _to_copy sigmoid _softmax div prod cumprod exp2 erfc".split())  # noqa: SIM905  # a word list
+#: Those that are zero in any dtype of operands below the second number, where float32 ends.
+_EXPONENTIALS, _LOWEST_EXPONENT = frozenset({"exp", "exp2", "sigmoid"}), -103.0
+
+
+class RoundedConstant(NamedTuple):
+    """A constant that its dtype rounded away."""
+
+    value: float
+    becomes: float
+    dtype: str
+    seq: int
+
+
+def rounded_constant(op: Executed) -> RoundedConstant | None:
+    """A small constant (or a bound just below 1) that was to keep the divisor from zero and was rounded away."""
+    return next((lost for each in op.upstream() if (lost := _rounded_here(each))), None)
+
+
+def flushed_by(op: Executed) -> Executed | None:
+    """The nearest op upstream that made a zero of operands without any, in a dtype too small for the result."""
+    return next((each for each in op.upstream() if _flushes(each)), None)
+
+
+def divides_by_what_was_zero(op: Executed) -> bool:
+    """Whether a divisor is zero that no op of the step made so: each zero upstream came of another, in any dtype."""
+    if not op.divides_by_zero:
+        return False
+    above = [each for each in op.upstream() if each.seq != op.seq and each.result.statistics.zeros]
+    return bool(above) and not any(_makes_zero(each) for each in above)
+
+
+def _makes_zero(op: Executed) -> bool:
+    """Whether there is a zero in its result, and none in what it read."""
+    read = [op.graph.producer(edge) for edge in op.edges if not edge.partial]
+    return bool(read) and not any(row.min is not None and row.statistics.zeros for row in read)
+
+
+def _rounded_here(op: Executed) -> RoundedConstant | None:
+    if op.dtype not in rounding.EPSILON:
+        return None
+    if op.site.cast and op.result.numel == 1:
+        return _cast_here(op)
+    if op.name not in _KEEPS_AWAY:
+        return None
+    for name, value in op.numbers():
+        if name != "alpha" and rounding.vanishes(value, op.dtype) and _spans(op, 0.0):
+            return RoundedConstant(value, 0.0, op.dtype, op.seq)
+        if op.name.startswith("clamp") and rounding.rounds_to_one(value, op.dtype) and _spans(op, 1.0):
+            return RoundedConstant(value, 1.0, op.dtype, op.seq)
+    return None
+
+
+def _cast_here(op: Executed) -> RoundedConstant | None:
+    """A constant kept in a tensor of one element, which the cast to a smaller dtype makes zero."""
+    value = op.largest_operand
+    lost = value is not None and rounding.vanishes(value, op.dtype)
+    return RoundedConstant(value, 0.0, op.dtype, op.seq) if lost and value is not None else None
+
+
+def _spans(op: Executed, value: float) -> bool:
+    """Whether the result may hold ``value``; what was not measured may."""
+    low, high = op.result.min, op.result.max
+    return low is None or high is None or not (low > value or high < value)
+
+
+def _flushes(op: Executed) -> bool:
+    if op.name not in _SHRINKS or op.dtype != "float16" or not op.result.statistics.zeros:
+        return False
+    if op.graph.bad_inputs(op.seq) or op.infinite_constant is not None:
+        return False  # a number over an infinity is zero
+    if any(value == 0 for _, value in op.numbers()):
+        return False  # so is a product with zero
+    read = [op.graph.producer(edge) for edge in op.edges if not edge.partial]
+    if not read or any(row.min is None or row.statistics.zeros != 0 for row in read):
+        return False
+    return op.name not in _EXPONENTIALS or min(row.min or 0.0 for row in read) > _LOWEST_EXPONENT

@@ -1,22 +1,182 @@
-"""A run at a glance: its extent, what it cost to watch, and its time line thinned to what a screen can show."""
+"""A run at a glance: its extent, its time line thinned to a screen, what watching it cost, what healing has changed."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import narwhals as nw
+import numpy as np
 
-from ampscope.analysis.numerics.arrays import Columns
-from ampscope.analysis.numerics.curve import Curve, make_curve, thin_marks
-from ampscope.analysis.overview.group_curves import GroupCurve, group_curves
-from ampscope.analysis.overview.healed import cures_made
-from ampscope.analysis.scale.moves import scale_after
-from ampscope.analysis.scale.scaler_log import changes_since
-from ampscope.analysis.tables.lazy_tables import first_rank
-from ampscope.analysis.tables.step_queries import in_order, log2_curve, measured, step_optimizers, steps_of
+from ampscope.analysis.numerics.arrays import Columns, Curve, FloatArray, IntArray, make_curve, thin_marks
+from ampscope.analysis.results import Finding, Incident, MadeCure
+from ampscope.analysis.scale.course import changes_since
+from ampscope.analysis.scale.scale_history import scale_after
+from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, first_rank
+from ampscope.analysis.tables.step_history import History, in_order, log2_curve, measured, step_optimizers, steps_of
 from ampscope.notebook_repr import NotebookRepr
+from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import EventKind, ScalerAction, ScalerEventRow, Table
+from ampscope.trace.schema import CureKind, EventKind, EventRow, ScalerAction, ScalerEventRow, Table, said
+from ampscope.trace.vocabulary import Severity
+
+#: What a look after a step has found is mended before the next one.
+_AFTER = CureKind.STATE
+
+
+def cures_made(run: Run, rank: int) -> tuple[MadeCure, ...]:
+    """The changes that healing has made on a rank, in order."""
+    lifted: dict[tuple[int, str], tuple[int, str]] = {}
+    for row in run.rows(Table.EVENTS, rank=rank, kind=EventKind.CURE_LIFTED):
+        detail = _detail(row)
+        key = _number(detail.get("cure")), str(detail.get("kind", ""))
+        lifted.setdefault(key, (row.step, str(detail.get("text", ""))))
+    made = []
+    for row in run.rows(Table.EVENTS, rank=rank, kind=EventKind.CURE):
+        detail = _detail(row)
+        kind = said(CureKind, str(detail.get("kind", "")), CureKind.MODULES_FP32)
+        lifted_at, because = lifted.get((row.step, kind), (None, ""))
+        made.append(
+            MadeCure(
+                step=row.step,
+                kind=kind,
+                modules=tuple(map(str, detail.get("modules", ()))),
+                code=str(detail.get("code", "")),
+                lifted_at=lifted_at,
+                lifted_because=because,
+                lost=str(detail.get("lost", "")),
+                at_once=bool(detail.get("at_once")),
+                text=str(detail.get("text", "")),
+                applied=bool(detail.get("applied")),
+                optimizer=_number(detail.get("optimizer")),
+            )
+        )
+    return tuple(sorted(made, key=lambda each: each.step))
+
+
+def since_then(
+    run: Run,
+    rank: int,
+    primary: Incident | Finding | None,
+    *,
+    incidents: Sequence[Incident],
+    cures: Sequence[MadeCure],
+    history: Mapping[int, History],
+) -> str:
+    """Whether what is told first has come back since the run was resumed, or it was healed; empty where neither was.
+
+    Args:
+        run: The run.
+        rank: Whose steps are counted.
+        primary: What is told first.
+        incidents: Everything that went wrong.
+        cures: What healing has changed.
+        history: The steps, by optimizer.
+    """
+    if not isinstance(primary, Incident) or primary.cause.is_ahead:
+        return ""
+    resumes = [row.step for row in run.rows(Table.EVENTS, rank=rank, kind=EventKind.RESUME) if row.step > primary.step]
+    of_others = [each for each in incidents if each is not primary]
+    healed = [
+        each.step
+        for each in cures
+        if primary.step <= each.step <= primary.last_step + (each.kind == _AFTER)
+        and (_is_of(primary, each.step) or not any(_is_of(other, each.step) for other in of_others))
+    ]
+    if resumes:
+        at, what = max(resumes), f"The run was resumed at step {max(resumes):,}"
+        back = primary.last_step >= at
+    elif healed:
+        at, what = healed[0] + 1, f"Healing changed the training at step {healed[0]:,}"
+        back = primary.last_step >= at
+    else:
+        return ""
+    if back:
+        return f"{what}, and the failure has come back since: at step {primary.last_step:,}."
+    steps = sum(each.step.size for each in history.values())
+    later = sum(int((each.step >= at).sum()) for each in history.values())
+    made = "step" if later == 1 else f"{later:,} steps"
+    share = f", {100 * later / steps:.0f} % of the run" if steps else ""
+    others = (each.step for each in incidents if each is not primary and each.severity is Severity.ERROR)
+    other = next((step for step in sorted(others) if step >= at), None)
+    also = f"; another failure came at step {other:,}" if other is not None else ""
+    return f"{what}, and the failure has not come back in the {made} since{share}{also}." if later else ""
+
+
+def _is_of(incident: Incident, step: int) -> bool:
+    """Whether a step is known to be one of an incident's."""
+    is_each = incident.count == incident.last_step - incident.step + 1
+    return step in (incident.step, incident.last_step) or (is_each and incident.step < step < incident.last_step)
+
+
+def _detail(row: EventRow) -> dict[str, Any]:
+    try:
+        detail = json.loads(row.text)
+    except ValueError:
+        return {}
+    return detail if isinstance(detail, dict) else {}
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else -1
+
+
+#: Steps whose rates are read, evenly spaced, and groups that are told.
+_MOST_STEPS, _MOST_GROUPS = 20_000, 3
+#: How far apart, as a share, the ratios of two rates lie at least where they do not move together.
+_APART = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCurve:
+    """A further parameter group's learning rate."""
+
+    group: str  #: its own name, or its number, from 0
+    lr: Curve
+
+
+def group_curves(run: Run, rank: int, optimizer: int, steps: IntArray, first: FloatArray) -> tuple[GroupCurve, ...]:
+    """The rates that are not that of the first group, times a number that is always the same.
+
+    Args:
+        run: The run.
+        rank: One of its ranks.
+        optimizer: One of its optimizers.
+        steps: Its steps, in order.
+        first: The first group's rate in each; NaN where it was not recorded.
+    """
+    rows = steps_of(run, rank, optimizer).filter(~nw.col("lrs").is_null())
+    ((count,),) = collect_expressions(rows, "count(*)")
+    if not count:
+        return ()
+    every = -(-count // _MOST_STEPS)
+    chosen = rows.filter(nw.col("step") % every == 0).select("step", "lrs")
+    places = {step: place for place, step in enumerate(steps.tolist())}  # a run may have grown since
+    told = {places[row["step"]]: details(row["lrs"]) for row in collect(chosen) if row["step"] in places}
+    kept = steps % every == 0
+    steps, first = steps[kept], first[kept]
+    names = dict.fromkeys(name for rates in told.values() for name in rates if name.partition(" ")[0] != "0")
+    found = []
+    for name in names:
+        rates = first.copy()
+        for place, each in told.items():
+            rate = each.get(name)
+            rates[place] = rate if isinstance(rate, (int, float)) else np.nan
+        if _moves_otherwise(first, rates):
+            number, _, own = name.partition(" ")
+            known = ~np.isnan(rates)
+            found.append(GroupCurve(group=own or number, lr=make_curve(steps[known], rates[known])))
+    return tuple(found[:_MOST_GROUPS])
+
+
+def _moves_otherwise(first: FloatArray, rates: FloatArray) -> bool:
+    known = np.isfinite(first) & np.isfinite(rates)
+    one, other = first[known], rates[known]
+    apart = np.abs(other * one[:1] - other[:1] * one)
+    return bool((apart > _APART * np.maximum(np.abs(other * one[:1]), np.abs(other[:1] * one))).any())
+
 
 _COLUMNS = ("step", "time", "loss", "scale", "grad_norm", "lr", "skipped", "duration_s", "observing_s", "averaged")
 

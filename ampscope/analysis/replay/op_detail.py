@@ -1,18 +1,73 @@
-"""One op of a recording: what it read and wrote, who wrote that and who read it, and its line in a list."""
+"""One op of a recording is found by kind or search, and told: what it read and wrote, who wrote and who read it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
+import numpy as np
+
+from ampscope.analysis.numerics.arrays import BoolArray, IntArray
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.replay.recording import STATISTICS, Recording
-from ampscope.analysis.replay.seek import twins
 from ampscope.analysis.results import Operand, SourceLine
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import ENTRY_NODES, UNMEASURED, Cast, Statistics, Table, said
+from ampscope.trace.schema import ENTRY_NODES, UNMEASURED, Cast, SiteRow, Statistics, Table, said
+
+
+class Kind(StrEnum):
+    """What can be jumped to."""
+
+    CAST = "cast"
+    NEAR = "near"  #: within `ampscope.analysis.replay.recording.NEAR_BITS` of the dtype's limit
+    NONFINITE = "nonfinite"  #: where NaN or infinity begins that is not intended: nothing that the op read was so
+
+
+def marked(seen: Recording, kind: Kind) -> IntArray:
+    """The positions of every op of ``kind``, ascending."""
+    return np.flatnonzero(_flags(seen, kind))
+
+
+def find(seen: Recording, words: str) -> IntArray:
+    """The positions of the ops in whose name, module, dtype, file or line of code each of ``words`` occurs.
+
+    Case does not count; no words find every op.
+    """
+    wanted = words.casefold().split()
+    if not wanted:
+        return np.arange(len(seen))
+    hits = [all(word in _text(site) for word in wanted) for site in seen.sites]
+    return np.flatnonzero(np.array(hits, dtype=np.bool_)[seen.site])
+
+
+def neighbourhood(places: IntArray, position: int, count: int) -> IntArray:
+    """Of the ascending ``places`` those nearest to ``position`` by rank, ``count`` on either side where there are."""
+    middle = int(np.searchsorted(places, position))
+    start = max(min(middle - count, len(places) - 2 * count - 1), 0)
+    return places[start : start + 2 * count + 1]
+
+
+def twins(seen: Recording, position: int) -> tuple[int, ...]:
+    """The ops of backward that an op of forward led to, or the op of forward that one of backward belongs to."""
+    forward = int(seen.forward[position])
+    return (forward,) if forward >= 0 else tuple(np.flatnonzero(seen.forward == position).tolist())
+
+
+def _text(site: SiteRow) -> str:
+    told = (site.op, site.name, site.module, site.module_type, site.file, site.code, *site.out_dtypes)
+    return "\n".join(told).casefold()
+
+
+def _flags(seen: Recording, kind: Kind) -> BoolArray:
+    if kind is Kind.CAST:
+        return seen.cast
+    if kind is Kind.NEAR:
+        return seen.near & ~seen.entry
+    return seen.born & ~seen.intended
+
 
 #: Neighbours told one by one; a weight shared by thousands of ops has more readers than anyone looks at.
 MAX_NEIGHBOURS = 40
@@ -145,7 +200,6 @@ def with_histograms(run: Run, seen: Recording, position: int) -> tuple[Operand, 
 
 
 def _reads(seen: Recording, position: int) -> Iterator[tuple[Operand, OpLine]]:
-    """Each operand with the op that wrote it."""
     site = seen.site_of(position)
     for edge in map(seen.edges.row, range(seen.first_edge[position], seen.first_edge[position + 1])):
         place = seen.position(edge["from_seq"])

@@ -1,21 +1,106 @@
-"""A traced step as a recording: every op in execution order, as arrays that stay fast for hundreds of thousands."""
+"""A recording is a traced step as arrays, op by op: forward with backward, and values that are infinite on purpose."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
-from ampscope.analysis.numerics.dtypes import ran_in
-from ampscope.analysis.replay.halves import forward_of
-from ampscope.analysis.replay.intended import intended
+from ampscope.analysis.numerics.rounding import ran_in
 from ampscope.analysis.tables.lazy_tables import collect_columns
 from ampscope.analysis.tables.traced_steps import TracedStep, of_step
+from ampscope.provenance import Graph, Harmless, harmless_births, is_deliberate, names_infinity
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Cast, Phase, SiteRow, Statistics, Table
+from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Cast, EdgeRow, OpRow, Phase, SiteRow, Statistics, Table
+
+
+def forward_of(sites: Sequence[SiteRow], site: IntArray, micro_batch: IntArray) -> IntArray:
+    """Of each op the position of the op of forward that it belongs to; -1 where it is none of backward.
+
+    A program point that ran several times is matched in reverse within a micro-batch: backward undoes the last
+    execution first.
+
+    Args:
+        sites: Program points.
+        site: Of each op the index of its own.
+        micro_batch: Of each op.
+    """
+    found = np.full(len(site), -1, np.int64)
+    index = {row.site: place for place, row in enumerate(sites)}
+    wanted = np.array([-1 if row.forward_site is None else index.get(row.forward_site, -1) for row in sites], np.int64)
+    here = np.flatnonzero(wanted[site] >= 0) if len(site) else np.empty(0, np.int64)
+    if not len(here):
+        return found
+    batch = micro_batch - micro_batch.min()
+    width = int(batch.max()) + 1
+    key = site * width + batch
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    own = np.searchsorted(ordered, key)
+    rank = np.empty(len(site), np.int64)
+    rank[order] = np.arange(len(site))
+    turn = (rank - own)[here]
+    mine = (np.searchsorted(ordered, key, side="right") - own)[here]
+    forward = wanted[site[here]] * width + batch[here]
+    start = np.searchsorted(ordered, forward)
+    times = np.searchsorted(ordered, forward, side="right") - start
+    per = np.maximum(mine // np.maximum(times, 1), 1)
+    place = start + np.maximum(times - 1 - turn // per, 0)
+    found[here[times > 0]] = order[place[times > 0]]
+    return found
+
+
+def intended(traced: TracedStep, ops: Columns, edges: Columns, sites: Mapping[int, SiteRow]) -> set[int]:
+    """Sequence numbers of the ops that wrote a mask, or carry one that does no harm.
+
+    Args:
+        traced: The step.
+        ops: Its rows by sequence number and output.
+        edges: Its rows by reader, of which both ends are among ``ops``.
+        sites: Program points by number.
+    """
+    masks = _possible_masks(ops, sites)
+    if not masks:
+        return set()
+    graph = Graph(_op_rows(traced, ops), _edge_rows(traced, edges), sites.__getitem__)
+    queue = [birth.seq for birth in harmless_births(graph, masks) if birth.why is Harmless.MASK]
+    found = set(queue)
+    while queue:
+        bad = {edge.seq for edge in graph.readers[queue.pop()] if graph.edge_is_bad(edge)}
+        fresh = {seq for seq in bad - found if graph.bad_output(seq) is not None}
+        found |= fresh
+        queue.extend(fresh)
+    return found.union(seq for seq in masks if is_deliberate(graph, seq) and not graph.bad_inputs(seq))
+
+
+def _possible_masks(ops: Columns, sites: Mapping[int, SiteRow]) -> list[int]:
+    """The ops of whose outputs the first that is not finite holds no NaN, and may be meant by its looks."""
+    low, high = ops.floats("min"), ops.floats("max")
+    bad = np.flatnonzero(ops.bad("min") | ops.bad("max"))
+    first = bad[np.unique(ops.ints("seq")[bad], return_index=True)[1]]
+    first = first[~(np.isnan(low) & ops.known("min"))[first]]
+    seq = ops.ints("seq")[first]
+    numbers, site = np.unique(ops.ints("site")[np.searchsorted(ops.ints("seq"), seq)], return_inverse=True)
+    told = np.array([names_infinity(sites[number]) for number in numbers.tolist()], np.bool_)[site]
+    mask = (low == -np.inf) & (high < np.inf)
+    return [int(each) for each in seq[told | mask[first]]]
+
+
+def _op_rows(traced: TracedStep, ops: Columns) -> Iterator[OpRow]:
+    names = ("seq", "out", "site", "micro_batch", "numel", "min", "max")
+    for seq, out, site, batch, numel, low, high in zip(*(ops.arrays[name].tolist() for name in names), strict=True):
+        yield OpRow(traced.step, traced.source, seq, out, site, batch, numel, None, Statistics(low, high))
+
+
+def _edge_rows(traced: TracedStep, edges: Columns) -> Iterator[EdgeRow]:
+    names = ("seq", "arg", "from_seq", "from_out", "in_place", "partial", "min", "max")
+    for values in zip(*(edges.arrays[name].tolist() for name in names), strict=True):
+        yield EdgeRow(traced.step, traced.source, *values)
+
 
 #: An op is near the limit when its largest magnitude exceeds 1/8 of what its dtype holds: one more doubling or two,
 #: as a longer sequence or a larger learning rate brings, and it overflows.
@@ -114,8 +199,6 @@ def _lost(number: int) -> SiteRow:
 
 
 class _Rows(NamedTuple):
-    """What was read of a traced step."""
-
     traced: TracedStep
     sites: tuple[SiteRow, ...]
     seq: IntArray
@@ -188,8 +271,6 @@ def _modules(sites: tuple[SiteRow, ...], site: IntArray) -> tuple[tuple[str, ...
 
 
 class _Measured:
-    """What was measured of each output."""
-
     def __init__(self, ops: Columns) -> None:
         low, high = ops.floats("min"), ops.floats("max")
         self.bad = np.isinf(low) | np.isinf(high) | _is_nan(ops, "min") | _is_nan(ops, "max")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampscope.analysis.results import Diagnosis, Incident
-from ampscope.analysis.words.wording import when_in_words
+from ampscope.analysis.words import when_in_words
 from ampscope.errors import NothingToReproduce
 from ampscope.trace.files.saved_operands import SavedOperands, operand_files, read_operands
 from ampscope.trace.read.run import Run

@@ -12,7 +12,7 @@ from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
 from ampscope.analysis.scale.what_if import ScaleRecord, ScalerRules, WhatIf, what_if
 from ampscope.analysis.scale.window import LEAST_LOOKS, MOSTLY, SAVED, ScaleLoss, ScaleWindow, scale_window
 from ampscope.analysis.tables.lazy_tables import first_rank
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words import in_words
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
 
@@ -116,7 +116,6 @@ def sentence(history: ScaleHistory, window: ScaleWindow) -> str:
 
 
 def _measured(judgement: Judgement, now: ScaleLoss, low: float, high: float | None, limit: str) -> str:
-    """The sentence where gradients were counted."""
     scale = in_words(now.scale)
     if judgement in (Judgement.TOO_SMALL, Judgement.LOW):
         small = judgement == Judgement.TOO_SMALL

@@ -8,16 +8,51 @@ from dataclasses import dataclass
 import numpy as np
 
 from ampscope.analysis.causes import untried
-from ampscope.analysis.causes.range.overflow import SMALLER_LOSS
+from ampscope.analysis.causes.overflow import SMALLER_LOSS
+from ampscope.analysis.numerics.arrays import BoolArray
 from ampscope.analysis.results import Remedy, ScaleHealth, ScaleVerdict
-from ampscope.analysis.scale import hopeless_skips
-from ampscope.analysis.scale.course import Attempts, Course
-from ampscope.analysis.scale.scaler_log import ScalerSettings, scaler_settings
-from ampscope.analysis.scale.skip_runs import CALIBRATION_STEPS, LONGEST_CALIBRATION, LOWEST_USEFUL_SCALE
+from ampscope.analysis.scale.course import (
+    CALIBRATION_STEPS,
+    LONGEST_CALIBRATION,
+    LOWEST_USEFUL_SCALE,
+    Attempts,
+    Course,
+    ScalerSettings,
+    scaler_settings,
+)
 from ampscope.analysis.tables.step_history import History
-from ampscope.analysis.words.scale_words import in_words, times
+from ampscope.analysis.words import in_words, times
 from ampscope.trace.read.run import Run
 from ampscope.trace.vocabulary import Severity
+
+#: What to do about a scale that such skips have brought down.
+CURE = (
+    Remedy(
+        text="Cure the steps whose loss is not finite first; once they are gone, the scale grows again by itself.",
+        untried=untried.SCALER,
+    ),
+)
+
+
+def prevail(course: Course, among: BoolArray) -> bool:
+    """Whether they are most of the skips among the attempts that ``among`` marks."""
+    return 2 * int((course.hopeless & among).sum()) > int((course.skipped & among).sum())
+
+
+def hopeless_in_words(course: Course, among: BoolArray, where: str = "") -> str:
+    """A sentence on those among the marked attempts, with a space before it; empty where there are none."""
+    count, skips = int((course.hopeless & among).sum()), int((course.skipped & among).sum())
+    if not count:
+        return ""
+    which = f"all {skips:,}" if count == skips else f"{count:,} of the {skips:,}"
+    steps = " ".join(filter(None, (f"{which} steps skipped" if skips > 1 else "the step skipped", where)))
+    return f" In {steps} the loss itself was NaN or infinite, which no scale would have saved."
+
+
+def cure(course: Course, among: BoolArray) -> tuple[Remedy, ...]:
+    """What to do where they prevail; empty elsewhere."""
+    return CURE if prevail(course, among) else ()
+
 
 #: Share of attempts after calibration that probing may lose; 1 in 2,000 at ``GradScaler``'s default interval.
 PROBING_SHARE = 0.1
@@ -66,8 +101,6 @@ def healths(run: Run, rank: int, history: Mapping[int, History]) -> tuple[ScaleH
 
 @dataclass(frozen=True)
 class _Found:
-    """A verdict on part of the course."""
-
     verdict: ScaleVerdict
     severity: Severity
     first: int  #: position
@@ -99,8 +132,8 @@ def _collapsed(course: Course) -> _Found | None:
         f"The newest step ran with a scale of {in_words(lowest)}, down from {in_words(float(course.scale[first]))}: "
         f"{lost:,} of the last {_steps(tried)} were skipped, "
         f"{f'the last {count:,} of them in a row' if count > 1 else 'the newest too'}, "
-        f"so a smaller scale is no cure.{hopeless_skips.in_words(course, course.since(first))}",
-        hopeless_skips.cure(course, course.since(first)),
+        f"so a smaller scale is no cure.{hopeless_in_words(course, course.since(first))}",
+        cure(course, course.since(first)),
     )
 
 
@@ -119,9 +152,9 @@ def _floored(course: Course) -> _Found | None:
         among = course.since(first)
         why = (
             f"The scale stands at {current} and does not fall, though the last {ends[-1] - first:,} steps were all "
-            f"skipped.{hopeless_skips.in_words(course, among)}"
+            f"skipped.{hopeless_in_words(course, among)}"
         )
-        return _Found(ScaleVerdict.FLOORED, Severity.ERROR, first, why, hopeless_skips.cure(course, among))
+        return _Found(ScaleVerdict.FLOORED, Severity.ERROR, first, why, cure(course, among))
     useful = np.flatnonzero(course.scale >= LOWEST_USEFUL_SCALE)
     first = int(useful[-1]) + 1 if useful.size else 0
     count = course.scale.size - first
@@ -135,10 +168,10 @@ def _below_one(course: Course, first: int) -> _Found:
         f"{in_words(float(course.scale[-1]))} now: it makes gradients smaller instead of larger"
     )
     low = course.scale <= LOWEST_USEFUL_SCALE
-    said = hopeless_skips.in_words(course, low, "at a scale of 1 or less")
-    if hopeless_skips.prevail(course, low):
+    said = hopeless_in_words(course, low, "at a scale of 1 or less")
+    if prevail(course, low):
         first = int(np.argmax(course.hopeless & low))
-        return _Found(ScaleVerdict.FLOORED, Severity.WARNING, first, f"{shrinks}.{said}", hopeless_skips.CURE)
+        return _Found(ScaleVerdict.FLOORED, Severity.WARNING, first, f"{shrinks}.{said}", CURE)
     if not (course.skipped & ~course.hopeless).any():
         return _Found(ScaleVerdict.FLOORED, Severity.WARNING, first, f"{shrinks}.{said}", (_START_HIGHER,))
     why = f"{shrinks}, because at larger scales gradients were not finite.{said}"
@@ -165,9 +198,9 @@ def _oscillating(course: Course) -> _Found | None:
     lost = f"After it had settled, {course.lost:,} of {after:,} steps ({share:.0%}) were lost in {swings:,} backoffs"
     severity = Severity.WARNING if share >= HEAVY_SHARE else Severity.INFO
     among = course.since(course.settled)
-    said = hopeless_skips.in_words(course, among)
-    if hopeless_skips.prevail(course, among):
-        return _Found(ScaleVerdict.OSCILLATING, severity, course.settled, f"{lost}.{said}", hopeless_skips.CURE)
+    said = hopeless_in_words(course, among)
+    if prevail(course, among):
+        return _Found(ScaleVerdict.OSCILLATING, severity, course.settled, f"{lost}.{said}", CURE)
     probes = interval is not None and float(ceilings.max()) <= 2 * float(ceilings.min())
     why = (
         f"it grows after {_steps(int(interval))} in a row without a skip, and each time that is too much"
@@ -210,7 +243,6 @@ def _runaway(course: Course) -> _Found | None:
 
 
 def _calm(course: Course) -> _Found:
-    """How a ``GradScaler`` works."""
     growths = int((course.change > 0).sum())
     early = int(course.skipped[: course.settled].sum())
     words = [f"The scale is {in_words(float(course.scale[-1]))}."]
@@ -221,7 +253,7 @@ def _calm(course: Course) -> _Found:
     if course.lost:
         verdict = ScaleVerdict.PROBING
         words.append(f"Since then it grew {times(growths)} and lost {_steps(course.lost)} in doing so.")
-    told = f"{' '.join(words)}{hopeless_skips.in_words(course, course.since(0))}"
+    told = f"{' '.join(words)}{hopeless_in_words(course, course.since(0))}"
     by_scale = early - int(course.hopeless[: course.settled].sum())
     return _Found(verdict, Severity.INFO, 0, told, _start_lower(course) if by_scale >= WORTH_A_START else ())
 

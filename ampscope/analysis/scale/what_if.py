@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 import narwhals as nw
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
-from ampscope.analysis.numerics.curve import Curve, make_curve, thin_marks
-from ampscope.analysis.scale.scaler_log import ScalerSettings
+from ampscope.analysis.numerics.arrays import BoolArray, Curve, FloatArray, IntArray, make_curve, thin_marks
+from ampscope.analysis.scale.course import ScalerSettings
 from ampscope.analysis.tables.lazy_tables import first_rank
-from ampscope.analysis.tables.step_queries import in_order, step_optimizers, steps_of
+from ampscope.analysis.tables.step_history import in_order, step_optimizers, steps_of
 from ampscope.trace.read.run import Run
 
 _SMALLEST = float(np.finfo(np.float64).tiny)

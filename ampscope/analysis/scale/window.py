@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ampscope.analysis.numerics.arrays import BoolArray, FloatArray
-from ampscope.analysis.numerics.dtypes import plain
-from ampscope.analysis.numerics.number_format import FORMATS
+from ampscope.analysis.numerics.rounding import FORMATS, plain
 from ampscope.analysis.tables.exponent_rows import Execution, Measured, MeasuredRow, counted, executions, measured_rows
 from ampscope.analysis.tables.lazy_tables import collect_groups, rank_table
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import op_in_words
 from ampscope.trace.dtypes import FINFO, HALF_DTYPES
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Node, Phase, SiteRow, Source, Table, execution_of

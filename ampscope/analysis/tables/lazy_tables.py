@@ -1,9 +1,11 @@
-"""One rank's tables as lazy frames, and their collection with errors that people understand."""
+"""A rank's tables are lazy frames whose errors people understand; results over all ranks are kept while tables stay."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property, wraps
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import narwhals as nw
 import numpy as np
@@ -15,7 +17,7 @@ from ampscope.trace.files.arrow_arrays import known_in, numbers_in
 from ampscope.trace.read.engines.choice import engine_of
 from ampscope.trace.read.engines.engine import Engine, Query
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import Table
+from ampscope.trace.schema import IncidentRow, Table
 
 Lazy = nw.LazyFrame[Any]
 
@@ -161,3 +163,68 @@ def _asked(frame: Lazy) -> tuple[Any, Engine]:
     """What a lazy frame stands for, and the engine that knows it."""
     native = nw.to_native(frame)
     return native, engine_of(native)
+
+
+R = TypeVar("R")
+
+
+def remembered(*tables: Table) -> Callable[[Callable[[Run], R]], Callable[[Run], R]]:
+    """Compute a result once for each open run and state of ``tables``."""
+
+    def decorate(compute: Callable[[Run], R]) -> Callable[[Run], R]:
+        known: WeakKeyDictionary[Run, tuple[Any, R]] = WeakKeyDictionary()
+
+        @wraps(compute)
+        def found(run: Run) -> R:
+            state = tuple(run.stamp(table) for table in tables)
+            if run not in known or known[run][0] != state:
+                known[run] = state, compute(run)
+            return known[run][1]
+
+        return found
+
+    return decorate
+
+
+#: Incidents that are read at once.
+MOST_AT_ONCE = 2000
+
+
+class IncidentRows:
+    """The rows of one rank."""
+
+    def __init__(self, run: Run, rank: int) -> None:
+        self._run = run
+        self._rank = rank
+
+    def find(self, step: int, optimizer: int, trigger: str) -> IncidentRow | None:
+        """The incident of a step; the newest where there are several of that kind, None where there is none."""
+        alike = [row for row in self._of_step(step) if (row.optimizer, row.trigger) == (optimizer, trigger)]
+        return alike[-1] if alike else None
+
+    def alike(self, row: IncidentRow) -> int:
+        """How many steps of the same optimizer have an incident with the same trigger and the same kind of replay."""
+        return self._steps_by_kind.get((row.optimizer, row.trigger, row.replay), 0)
+
+    def _of_step(self, step: int) -> Sequence[IncidentRow]:
+        if self._by_step is None:
+            return self._run.rows(Table.INCIDENTS, rank=self._rank, step=step)
+        return self._by_step.get(step, ())
+
+    @cached_property
+    def _by_step(self) -> Mapping[int, Sequence[IncidentRow]] | None:
+        """All of them; None where they are too many."""
+        steps = rank_table(self._run, Table.INCIDENTS, self._rank).select("step")
+        if len(collect(steps.head(MOST_AT_ONCE + 1))) > MOST_AT_ONCE:
+            return None
+        rows: dict[int, list[IncidentRow]] = {}
+        for row in self._run.rows(Table.INCIDENTS, rank=self._rank):
+            rows.setdefault(row.step, []).append(row)
+        return rows
+
+    @cached_property
+    def _steps_by_kind(self) -> dict[tuple[int, str, str], int]:
+        kind = 'optimizer, "trigger", replay'
+        rows = rank_table(self._run, Table.INCIDENTS, self._rank)
+        counted = collect_groups(rows, f"{kind}, count(DISTINCT step)", kind)
+        return {(optimizer, trigger, replay): count for optimizer, trigger, replay, count in counted}

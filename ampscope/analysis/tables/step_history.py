@@ -1,17 +1,20 @@
-"""The step history of one optimizer as arrays: what the rules that look across steps work on."""
+"""The attempts of one optimizer: their history as arrays, and what several rooms ask of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import narwhals as nw
 import numpy as np
 import numpy.typing as npt
 
-from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
-from ampscope.analysis.tables.lazy_tables import rank_table, stream_columns
+from ampscope.analysis.numerics.arrays import BoolArray, Columns, Curve, FloatArray, IntArray, make_curve
+from ampscope.analysis.tables.lazy_tables import Lazy, collect, rank_table, stream_columns
+from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.read.table_folders import Stamp
 from ampscope.trace.schema import Table
@@ -91,3 +94,73 @@ def _joined(optimizer: int, pieces: dict[str, list[npt.NDArray[Any]]]) -> Histor
         order = np.argsort(whole["step"], kind="stable")
         whole = {name: whole.pop(name)[order] for name in list(whole)}
     return History(optimizer=optimizer, **whole)
+
+
+def steps_of(run: Run, rank: int, optimizer: int) -> Lazy:
+    """The step attempts of one optimizer, in the order of the files; `in_order` puts them in that of the steps."""
+    return rank_table(run, Table.STEPS, rank).filter(nw.col("optimizer") == optimizer)
+
+
+def in_order(steps: Lazy) -> Columns:
+    """The columns of step attempts, ``step`` among them, by step.
+
+    Read batch by batch and sorted only where they are not in order: of ten million steps that takes half of the room.
+
+    Raises:
+        RunDamaged: a Parquet part turned out to be broken while it was read.
+    """
+    pieces: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in steps.collect_schema().names()}
+    for batch in stream_columns(steps):
+        for name, values in batch.arrays.items():
+            pieces[name].append(values.copy())  # lets go of the batch
+    whole = Columns({name: _one_array(pieces.pop(name)) for name in list(pieces)})
+    if not (np.diff(whole.ints("step")) < 0).any():
+        return whole
+    order = np.argsort(whole.ints("step"), kind="stable")
+    return Columns({name: values[order] for name, values in whole.arrays.items()})
+
+
+def _one_array(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    if not pieces:
+        return np.empty(0)
+    if not any(isinstance(piece, np.ma.MaskedArray) for piece in pieces):
+        return np.concatenate(pieces)
+    masks = [np.ma.getmaskarray(piece) for piece in pieces]
+    return np.ma.masked_array(np.concatenate([np.asarray(piece) for piece in pieces]), np.concatenate(masks))
+
+
+def step_optimizers(run: Run, rank: int) -> tuple[int, ...]:
+    """The optimizers that attempted a step, by number."""
+    seen = collect(rank_table(run, Table.STEPS, rank).select("optimizer").unique())
+    return tuple(sorted(row["optimizer"] for row in seen))
+
+
+def measured(steps: Columns, column: str) -> tuple[IntArray, FloatArray]:
+    """The steps at which ``column`` was recorded, and its values (NaN and infinite ones among them)."""
+    known = steps.known(column)
+    return steps.ints("step")[known], steps.floats(column)[known]
+
+
+def log2_curve(steps: Columns) -> Curve:
+    """The base-2 logarithm of the loss scale; zero and negative values count as not finite."""
+    at, values = measured(steps, "scale")
+    positive = values > 0
+    logs = np.full(len(values), math.nan)
+    logs[positive] = np.log2(values[positive])
+    return make_curve(at, logs)
+
+
+def recorded_rates(run: Run, rank: int, optimizer: int, *which: nw.Expr) -> dict[int, dict[str, Any]]:
+    """By step, the rate of each group by its number and name; a step in which all had that of the first is left out.
+
+    Args:
+        run: The run.
+        rank: One of its ranks.
+        optimizer: One of its optimizers.
+        which: What holds of the steps that are read, by the columns of the table.
+
+    Raises:
+        RunDamaged: a part of the run cannot be read.
+    """
+    rows = steps_of(run, rank, optimizer).filter(~nw.col("lrs").is_null(), *which)
+    return {row["step"]: details(row["lrs"]) for row in collect(rows.select("step", "lrs"))}

@@ -1,4 +1,4 @@
-"""The ops of one traced step, counted by site: the large table is summed by the query engine, not here."""
+"""The ops of one traced step are counted by site, where the query engine sums up, as far as the run recorded them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import narwhals as nw
 
-from ampscope.analysis.numerics.dtypes import itemsize
+from ampscope.analysis.numerics.rounding import itemsize
 from ampscope.analysis.results import SourceLine
 from ampscope.analysis.tables.lazy_tables import Lazy, collect, first_rank, rank_table
 from ampscope.trace.files.traced_index import StepRows
@@ -122,3 +122,29 @@ def _executed(site: SiteRow, outputs: list[dict[str, Any]]) -> Executed:
 
 def _size(site: SiteRow, out: int) -> int:
     return itemsize(site.out_dtypes[out]) if out < len(site.out_dtypes) else 0
+
+
+#: The settings that choose by name, and what each chooses.
+_CHOOSING = ("modules", "ops", "parameters")
+#: Names that are told one by one.
+_NAMED = 3
+
+
+def only_recorded(run: Run) -> str:
+    """A note that values elsewhere could not be judged before anything broke; empty where all is recorded."""
+    asked = {name: run.manifest.configuration.get(name) for name in _CHOOSING}
+    told = [f"{name}={_named(patterns)}" for name, patterns in asked.items() if patterns]
+    if not told:
+        return ""
+    return (
+        f"Of healthy steps only a part is recorded ({', '.join(told)}): how near values elsewhere come to overflow, or "
+        "to vanishing, is not known."
+    )
+
+
+def _named(patterns: object) -> str:
+    """Patterns as they were given to `watch`."""
+    if not isinstance(patterns, list):
+        return repr(patterns)
+    shown = ", ".join(map(repr, patterns[:_NAMED])) + (", ..." if len(patterns) > _NAMED else "")
+    return shown if len(patterns) == 1 else f"[{shown}]"

@@ -1,34 +1,218 @@
-"""Usage mistakes: those that capture saw as they happened, and those that only the run's history shows."""
+"""Usage mistakes are those that capture saw as they happened, and those that only the run's history shows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
+
+import narwhals as nw
+import numpy as np
 
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.causes.unknown import Observed
-from ampscope.analysis.causes.usage.reasons import (
-    LearningRateMoved,
-    OptimizerRestored,
-    ScaleForgotten,
-    WithoutEffect,
-)
+from ampscope.analysis.causes.usage import LearningRateMoved, OptimizerRestored, ScaleForgotten, WithoutEffect
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.program_lines import program_of
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.results import Finding, SourceLine
-from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, rank_table
-from ampscope.analysis.tables.step_history import History
-from ampscope.analysis.usage.amp_effect import ops_by_dtype, without_region
+from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, collect_groups, rank_table
+from ampscope.analysis.tables.step_history import History, recorded_rates
 from ampscope.analysis.usage.mistakes import explained, fixes, happens_once
-from ampscope.analysis.usage.rate_moves import moved_after_skips
-from ampscope.analysis.usage.resumed_scalers import ResumedScaler, steps_made
+from ampscope.trace.dtypes import FLOAT8, HALF_DTYPES
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import FindingRow, Phase, SiteRow, Source, Table, execution_of, said
+from ampscope.trace.schema import (
+    FindingRow,
+    Phase,
+    ScalerAction,
+    ScalerEventRow,
+    SiteRow,
+    Source,
+    Table,
+    execution_of,
+    said,
+)
 from ampscope.trace.vocabulary import Cause, MistakeForm, Severity
+
+#: What changes no scale, and of which a long run has millions.
+_ROUTINE = ", ".join(f"'{action}'" for action in (ScalerAction.UNSCALE, ScalerAction.SKIP))
+#: The order of what happens to a scaler at one moment of one step.
+_ORDER = [str(action) for action in ScalerAction]
+#: Events that may share the newest moment and step of a scaler.
+_MOST_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumedScaler:
+    """A scaler of a resumed segment."""
+
+    start: ScalerEventRow  #: how it began
+    last: float | None  #: the newest other scale that the run had found; None where it was given a state while watched
+    saved_at: tuple[int, ...]  #: steps before which the run had saved the state that it begins with
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has a state that the run had: the newest, or that of a checkpoint."""
+        return self.last is None or bool(self.saved_at)
+
+
+def resumed_scalers(run: Run, rank: int) -> Iterator[ResumedScaler]:
+    """Every scaler of a resumed run that takes the place of one before it."""
+    loads = run.rows(Table.SCALER_EVENTS, rank=rank, action=ScalerAction.STATE_LOADED)
+    loaded = {(event.segment, event.scaler): event for event in loads}
+    optimizers = run.rows(Table.FINDINGS, rank=rank, cause=Cause.MISUSE_SCALER_STATE_NOT_RESTORED)
+    for start, before in _resumed(run.rows(Table.SCALER_EVENTS, rank=rank, action=ScalerAction.INIT)):
+        load = loaded.get((start.segment, start.scaler))
+        last = _last_scale(run, rank, start.segment - 1, before[-1]) if load is None else None
+        made = max((steps_made(row) for row in optimizers if row.segment == start.segment), default=0)
+        saved = dict.fromkeys(step for step in _saved_at(run, rank, load or start, before) if step >= max(made, 1))
+        other = last if start.scale_after not in (None, last) else None
+        yield ResumedScaler(start=start, last=other, saved_at=tuple(saved))
+
+
+def steps_made(row: FindingRow) -> int:
+    """How many steps an optimizer had behind it when a scaler without a past began to serve it; 0: none known."""
+    steps = details(row.evidence).get("optimizer_steps")
+    return steps if isinstance(steps, int) else 0
+
+
+def loop_steps(scalers: Sequence[ResumedScaler]) -> Callable[[int], int | None]:
+    """A function from a step of the run to the loop's own number of it, where the checkpoint tells another.
+
+    Args:
+        scalers: Those of the run; what a checkpoint says of its loop counts where one alone can be meant.
+    """
+    known = {each.start.step: each.saved_at[0] for each in reversed(scalers) if len(each.saved_at) == 1}
+    starts = sorted({each.start.step for each in scalers})
+    ahead: dict[int, int | None] = {}  # of each resumed segment, how far the run's numbers are ahead
+
+    def in_loop(step: int) -> int | None:
+        shift = next((ahead[start] for start in reversed(starts) if start <= step), 0)
+        return step - shift if shift is not None else None
+
+    for start in starts:
+        latest = in_loop(known[start] - 1) if start in known else None  # that the checkpoint knows
+        ahead[start] = start - latest - 1 if latest is not None else None
+    return lambda step: own if (own := in_loop(step)) != step else None
+
+
+def _resumed(starts: Sequence[ScalerEventRow]) -> Iterator[tuple[ScalerEventRow, list[int]]]:
+    """The beginning of each scaler of a resumed segment, with the numbers of the scalers whose place it takes.
+
+    A segment's scalers take the places of those of the segment before in the order in which they first scaled.
+    """
+    scalers: dict[int, list[int]] = {}
+    for start in starts:
+        scalers.setdefault(start.segment, []).append(start.scaler)
+    for start in starts:
+        place = scalers[start.segment].index(start.scaler)
+        if place < len(scalers.get(start.segment - 1, ())):
+            segments = (scalers.get(segment, []) for segment in range(start.segment))
+            yield start, [each[place] for each in segments if place < len(each)]
+
+
+def _saved_at(run: Run, rank: int, began: ScalerEventRow, scalers: Sequence[int]) -> list[int]:
+    """The steps before which one of these scalers saved the state with which another one began, or was loaded."""
+    if began.scale_after is None or not math.isfinite(began.scale_after):
+        return []
+    tracker = details(began.detail).get("_growth_tracker", began.growth_tracker)
+    found = collect_expressions(
+        rank_table(run, Table.SCALER_EVENTS, rank),
+        "step, detail",
+        where=f"action = '{ScalerAction.STATE_SAVED}' AND scale_after = {began.scale_after!r} "
+        f"AND scaler IN ({', '.join(map(str, scalers))})",
+        order="step",
+    )
+    return [int(step) for step, detail in found if tracker in (None, details(detail).get("_growth_tracker"))]
+
+
+def _last_scale(run: Run, rank: int, segment: int, scaler: int) -> float | None:
+    """The newest scale that is known of a scaler; None where none is."""
+    found = collect_expressions(
+        rank_table(run, Table.SCALER_EVENTS, rank),
+        "time, step, action, scale_after",
+        where=f"segment = {segment} AND scaler = {scaler} AND scale_after IS NOT NULL AND action NOT IN ({_ROUTINE})",
+        order="time DESC, step DESC",
+        limit=_MOST_AT_ONCE,
+    )
+    known = sorted((time, step, _ORDER.index(action), scale) for time, step, action, scale in found if action in _ORDER)
+    return float(known[-1][3]) if known else None
+
+
+_HALF = frozenset((*HALF_DTYPES, *FLOAT8))
+_FLOATS = frozenset(("float32", "float64"))
+#: Parts of the names of ops that autocast runs in half precision wherever a region is on.
+_CAST = ("mm", "linear", "convolution", "conv", "matmul", "attention")
+
+
+def ops_by_dtype(run: Run, rank: int, sites: Sequence[SiteRow]) -> tuple[tuple[str, int], ...] | None:
+    """How many floating-point ops of the traced steps gave which dtype, most first; None where some was in half."""
+    if any(not _HALF.isdisjoint((*site.in_dtypes, *site.out_dtypes)) for site in sites):
+        return None
+    ops = filter(_is_op, sites)
+    gives = {site.site: next((each for each in site.out_dtypes if each in _FLOATS), "") for site in ops}
+    table = rank_table(run, Table.OPS, rank)
+    found: Counter[str] = Counter()
+    for site, source, count in collect_groups(table, "site, source, count(*) AS ops", "site, source"):
+        if execution_of(source)[0] == Source.LIVE and gives.get(site):
+            found[gives[site]] += count
+    return tuple(found.most_common())
+
+
+def without_region(sites: Sequence[SiteRow], history: Mapping[int, History]) -> MistakeForm | None:
+    """How mixed precision came to nothing, of a run without an op in half; None where nobody asked for it."""
+    ops = [site for site in sites if site.phase == Phase.FORWARD and _is_op(site)]
+    forward = [site for site in ops if not _FLOATS.isdisjoint(site.out_dtypes)]
+    castable = [site for site in forward if any(part in site.op for part in _CAST)]
+    within = any(site.autocast for site in sites if site.phase in (Phase.FORWARD, Phase.LOSS))
+    scaled = any(bool(np.isfinite(each.scale).any()) for each in history.values())
+    if castable and all(not site.autocast for site in castable) and (within or scaled):
+        return MistakeForm.AUTOCAST_OUTSIDE
+    return MistakeForm.AUTOCAST_FLOAT32 if within and forward and all(site.autocast for site in forward) else None
+
+
+def _is_op(site: SiteRow) -> bool:
+    return "." in site.op  # others are pseudo-ops
+
+
+def moved_after_skips(run: Run, rank: int, history: History) -> Iterator[int]:
+    """The skipped steps after which the next attempt has another learning rate, in any parameter group.
+
+    Args:
+        run: The run.
+        rank: One of its ranks.
+        history: The steps of one of that rank's optimizers.
+    """
+    skips = np.flatnonzero(history.skipped[:-1])
+    if not skips.size:
+        return
+    asked = history.step[np.union1d(skips, skips + 1)].tolist()
+    told = recorded_rates(run, rank, history.optimizer, nw.col("step").is_in(asked))
+    for place in skips.tolist():
+        step, after = (int(each) for each in history.step[place : place + 2])
+        was, now = (float(each) for each in history.lr[place : place + 2])
+        if _differ(was, now) or _groups_differ(told.get(step), was, told.get(after), now):
+            yield step
+
+
+def _groups_differ(was: Mapping[str, Any] | None, first: float, now: Mapping[str, Any] | None, later: float) -> bool:
+    """Whether a group's rate is another; one that is not told is that of the first group."""
+    names = dict.fromkeys((*(was or {}), *(now or {})))
+    return any(_differ(_rate(was, name, first), _rate(now, name, later)) for name in names)
+
+
+def _rate(told: Mapping[str, Any] | None, group: str, first: float) -> float:
+    rate = first if told is None else told.get(group)
+    return float(rate) if isinstance(rate, (int, float)) else math.nan
+
+
+def _differ(was: float, now: float) -> bool:
+    return was != now and not math.isnan(was) and not math.isnan(now)
+
 
 #: Mistakes that bring others with them: shown first.
 _ROOTS = frozenset({Cause.MISUSE_AUTOCAST_SPANS_STEP})
@@ -96,7 +280,6 @@ _FORGOTTEN = Cause.MISUSE_SCALER_STATE_NOT_RESTORED
 
 
 def _recorded(row: FindingRow) -> Finding:
-    """A mistake as capture took it down."""
     evidence = details(row.evidence)
     cause = said(Cause, row.cause, Cause.UNKNOWN)
     form = MistakeForm(row.form) if row.form in MistakeForm._value2member_map_ else None
@@ -105,7 +288,6 @@ def _recorded(row: FindingRow) -> Finding:
 
 
 def _reason(cause: Cause, evidence: dict[str, Any]) -> Reason:
-    """What capture saw of a mistake, apart from its form."""
     if evidence.get("optimizer_steps"):
         return OptimizerRestored(steps=evidence["optimizer_steps"])
     if cause in (Cause.NOTHING_TRAINS, Cause.GRADIENTS_NOT_CLEARED, Cause.RANKS_NOT_REDUCED):

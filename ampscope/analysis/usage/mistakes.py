@@ -1,13 +1,15 @@
-"""What is said of each usage mistake and its form: looked up in the catalogue of causes."""
+"""The catalogue says what each usage mistake is; a run says what was checked of its loop, and what came out."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from ampscope.analysis.causes import usage
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
-from ampscope.analysis.causes.usage import UsageEntry
-from ampscope.analysis.causes.usage.forms import (
+from ampscope.analysis.causes.usage import UsageEntry, filled_in
+from ampscope.analysis.causes.usage_forms import (
     CLIPPED_IN_FRAMEWORK,
     EDITED_IN_FRAMEWORK,
     FORMS,
@@ -15,10 +17,9 @@ from ampscope.analysis.causes.usage.forms import (
     UNSCALE_FIRST,
     FormEntry,
 )
-from ampscope.analysis.causes.usage.reasons import filled_in
-from ampscope.analysis.results import Remedy, SourceLine
-from ampscope.analysis.usage.loop_edits.edits import diff_of
-from ampscope.trace.vocabulary import Cause, MistakeForm
+from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, SourceLine
+from ampscope.analysis.usage.loop_edits import diff_of
+from ampscope.trace.vocabulary import Cause, MistakeForm, Severity
 
 _NO_FORM = FormEntry()
 
@@ -65,3 +66,56 @@ def _in_framework(cause: Cause, form: MistakeForm | None) -> dict[str, Remedy]:
         return CLIPPED_IN_FRAMEWORK
     edits = _form(form).fix is UNSCALE_FIRST or form is MistakeForm.UNSCALED_FOR_ANOTHER
     return EDITED_IN_FRAMEWORK if edits or (cause is Cause.MISUSE_NO_UNSCALE and form is None) else {}
+
+
+_GROWS_WITH_SCALE = explained(Cause.MISUSE_NO_UNSCALE, MistakeForm.LOSS_OF_SCALED_GRADIENTS)
+
+
+def of_mistakes(incidents: Iterable[Incident], mistakes: Sequence[Finding]) -> list[Incident]:
+    """The incidents; a loss scale that is too large for a loss that grows with it, with the mistake that makes it so.
+
+    Neither a smaller loss nor a smaller scale is the remedy there, but the one of the mistake.
+    """
+    growing = [each for each in mistakes if each.explanation == _GROWS_WITH_SCALE]
+    return [_of(each, growing) if each.cause is Cause.SCALE_OVERFLOW else each for each in incidents]
+
+
+def _of(incident: Incident, growing: Sequence[Finding]) -> Incident:
+    mistake = next((each for each in growing if each.step <= incident.step), None)
+    if mistake is None:
+        return incident
+    why = f"{incident.explanation} The loss itself was computed from gradients that were not unscaled."
+    return replace(incident, explanation=why, remedies=mistake.remedies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that a correct loop does."""
+
+    cause: Cause  #: what the mistake is called
+    words: str  #: what a correct loop does, as a sentence without full stop
+    found: int  #: places where this one does not
+    noted: int  #: places where it does not, and that does not matter
+    applies: bool  #: whether the run could show the mistake at all
+
+    @property
+    def passed(self) -> bool:
+        """Whether the loop does it right, as far as the run can show."""
+        return self.applies and not self.found and not self.noted
+
+
+def usage_checks(diagnosis: Diagnosis) -> tuple[Check, ...]:
+    """Every check of the use of autocast and the scaler, in the order of a step."""
+    has_scaler = bool(diagnosis.scale)
+    found = [each.cause for each in diagnosis.findings if each.severity is not Severity.INFO]
+    noted = [each.cause for each in diagnosis.findings if each.severity is Severity.INFO]
+    return tuple(
+        Check(
+            cause=entry.cause,
+            words=entry.correct,
+            found=found.count(entry.cause),
+            noted=noted.count(entry.cause),
+            applies=has_scaler or not entry.of_scaler or entry.cause in (*found, *noted),
+        )
+        for entry in usage.ENTRIES
+    )

@@ -19,9 +19,9 @@ def audit(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Rank the layers of an audited step by what they lose to rounding, and divide the loss's error among them."""
-    from ampscope.analysis.precision.audit.audit import audit as audit_of
+    from ampscope.analysis.precision.audit import audit as audit_of
     from ampscope.cli.shared.terminal import show
-    from ampscope.report.json.plain import as_json
+    from ampscope.report.json import as_json
     from ampscope.report.terminal.audit_text import as_text
     from ampscope.trace.read.run import open_run
 

@@ -33,10 +33,10 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Say which modules could compute in bf16, fp16, fp8, MX or tf32, what each would lose there, and which stay up."""
-    from ampscope.analysis.precision.plan.plan import only
-    from ampscope.analysis.precision.plan.plan import plan as plan_of
+    from ampscope.analysis.precision.plan import only
+    from ampscope.analysis.precision.plan import plan as plan_of
     from ampscope.cli.shared.terminal import show
-    from ampscope.report.json.plain import as_json
+    from ampscope.report.json import as_json
     from ampscope.report.terminal.plan_text import as_text
     from ampscope.trace.read.run import open_run
 
@@ -52,7 +52,7 @@ def plan(
 
 
 def _format(asked: str | None) -> str | None:
-    from ampscope.analysis.precision.plan.formats import NAMES
+    from ampscope.analysis.precision.plan_modules import NAMES
 
     if asked is None:
         return None

@@ -28,7 +28,7 @@ def ranges(
     """Say how close values come to overflow, place by place, and at which step they will get there if they go on."""
     from ampscope.analysis.precision.ranges.ranges import ranges as ranges_of
     from ampscope.cli.shared.terminal import show
-    from ampscope.report.json.plain import as_json
+    from ampscope.report.json import as_json
     from ampscope.report.terminal.ranges_text import as_text
     from ampscope.trace.read.run import open_run
 

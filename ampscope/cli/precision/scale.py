@@ -42,7 +42,7 @@ def scale(
     """Say whether the loss scale is right, at which scales gradients fit, and what other settings would have done."""
     from ampscope.analysis.scale.answer import scale_answer, simulated
     from ampscope.cli.shared.terminal import show
-    from ampscope.report.json.plain import as_json
+    from ampscope.report.json import as_json
     from ampscope.report.terminal.scale_text import as_text
     from ampscope.trace.read.run import open_run
 

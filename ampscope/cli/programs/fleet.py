@@ -31,11 +31,11 @@ def fleet(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Say of all runs what fails and where, on which hosts and versions, what it costs, and what changed this week."""
-    from ampscope.analysis.diagnosis.fleet.fleet import Diagnosed
-    from ampscope.analysis.diagnosis.fleet.fleet import fleet as fleet_of
+    from ampscope.analysis.diagnosis.fleet import Diagnosed
+    from ampscope.analysis.diagnosis.fleet import fleet as fleet_of
     from ampscope.cli.shared.terminal import show
     from ampscope.cli.shared.verdict_cache import VerdictCache
-    from ampscope.report.json.plain import as_json
+    from ampscope.report.json import as_json
     from ampscope.report.terminal.fleet_text import as_text
     from ampscope.trace.fleet.runs_below import runs_below
 

@@ -15,7 +15,7 @@ from ampscope.cli.shared.exits import OF_OUTCOMES
 from ampscope.cli.shared.newest import RUN_HELP, named_or_newest
 
 if TYPE_CHECKING:  # loaded by the verb when it runs
-    from ampscope.analysis.diagnosis.gate.results import Gate
+    from ampscope.analysis.diagnosis.gate import Gate
 
 #: The file to which a step of a GitHub workflow appends what its summary shows.
 _SUMMARY = "GITHUB_STEP_SUMMARY"
@@ -51,8 +51,8 @@ def gate(
     A run with a problem fails whatever else is asked. The exit code is 0 if all limits are kept, 1 if one is not, 2 if
     the run cannot be read or does not hold what a limit asks for.
     """
-    from ampscope.analysis.diagnosis.gate.gate import gate as gate_of
-    from ampscope.analysis.diagnosis.gate.limits import Limits
+    from ampscope.analysis.diagnosis.gate import gate as gate_of
+    from ampscope.analysis.diagnosis.gate_limits import Limits
     from ampscope.trace.read.run import open_run
 
     limits = Limits.asked(
@@ -68,9 +68,7 @@ def gate(
 
 def _write(found: Gate, junit: Path | None, markdown: Path | None, sarif: Path | None) -> None:
     from ampscope.cli.shared.output_file import write
-    from ampscope.report.programs.ci.junit import as_junit
-    from ampscope.report.programs.ci.markdown import as_markdown
-    from ampscope.report.programs.ci.sarif import as_sarif
+    from ampscope.report.ci import as_junit, as_markdown, as_sarif
 
     if junit is not None:
         write(junit, as_junit(found).encode())
@@ -82,9 +80,8 @@ def _write(found: Gate, junit: Path | None, markdown: Path | None, sarif: Path |
 
 def _show(found: Gate, *, json: bool, github: bool) -> None:
     from ampscope.cli.shared.terminal import show
-    from ampscope.report.json.plain import as_json
-    from ampscope.report.programs.ci.github import as_annotations
-    from ampscope.report.programs.ci.markdown import as_markdown
+    from ampscope.report.ci import as_annotations, as_markdown
+    from ampscope.report.json import as_json
     from ampscope.report.terminal.gate_text import as_text
 
     if json:

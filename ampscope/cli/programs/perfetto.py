@@ -25,7 +25,7 @@ def perfetto(
     from ampscope.analysis.replay.recording import recording
     from ampscope.analysis.tables.traced_steps import traced_steps
     from ampscope.cli.shared.output_file import write
-    from ampscope.report.programs.perfetto import as_perfetto
+    from ampscope.report.perfetto import as_perfetto
     from ampscope.trace.read.find import told_name
     from ampscope.trace.read.run import open_run
 

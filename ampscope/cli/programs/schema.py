@@ -13,13 +13,13 @@ from ampscope.errors import AmpscopeError
 #: Where the result of each verb that has ``--json`` is declared.
 RESULTS = {
     "diagnose": "ampscope.analysis.results:Diagnosis",
-    "gate": "ampscope.analysis.diagnosis.gate.results:Gate",
+    "gate": "ampscope.analysis.diagnosis.gate:Gate",
     "compare": "ampscope.analysis.replay.compare.results:Comparison",
     "ranges": "ampscope.analysis.precision.ranges.ranges:Ranges",
-    "plan": "ampscope.analysis.precision.plan.plan:Plan",
+    "plan": "ampscope.analysis.precision.plan:Plan",
     "scale": "ampscope.analysis.scale.answer:ScaleAnswer",
-    "fleet": "ampscope.analysis.diagnosis.fleet.results:Fleet",
-    "audit": "ampscope.analysis.precision.audit.audit:Audit",
+    "fleet": "ampscope.analysis.diagnosis.fleet_results:Fleet",
+    "audit": "ampscope.analysis.precision.audit:Audit",
     "compact": "ampscope.trace.compact.results:Compaction",
 }
 
@@ -34,7 +34,7 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON Schema of what a verb prints with --json; of all verbs, by name, if none is named."""
-    from ampscope.report.json.schema import schema_of
+    from ampscope.report.json import schema_of
 
     if verb is not None and verb not in RESULTS:
         raise AmpscopeError(f"{verb!r} prints no JSON; there are {', '.join(RESULTS)}")

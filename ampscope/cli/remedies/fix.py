@@ -107,7 +107,7 @@ def changed_file(diff: str, root: Path) -> tuple[SourceFile, bytes]:
     Raises:
         AmpscopeError: the file is not there, or does not read as it was recorded.
     """
-    from ampscope.analysis.cures.rewriting.applied import applied, file_of, first_line
+    from ampscope.analysis.cures.rewriting.edit import applied, file_of, first_line
     from ampscope.analysis.cures.rewriting.source_file import files_below, path_below, read
     from ampscope.analysis.cures.rewriting.statement import parsed
     from ampscope.report.safe_text import visible

@@ -16,5 +16,5 @@ class Exit(IntEnum):
     FAILED = 2  #: it could not be read or done; one line on standard error says why
 
 
-#: Of what is checked: the values of an `ampscope.analysis.diagnosis.gate.results.Outcome`.
+#: Of what is checked: the values of an `ampscope.analysis.diagnosis.gate.Outcome`.
 OF_OUTCOMES = {"passed": Exit.HEALTHY, "failed": Exit.PROBLEM, "not_known": Exit.NOT_OBSERVED}

@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 
 import ampscope
-from ampscope.analysis.diagnosis.fleet.results import RunVerdict, ToldCause
+from ampscope.analysis.diagnosis.fleet_results import RunVerdict, ToldCause
 from ampscope.trace.read.table_scan import Scan
 from ampscope.trace.schema import MANIFEST, Table
 from ampscope.trace.vocabulary import Cause, Severity

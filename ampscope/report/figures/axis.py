@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampscope.analysis.numerics.curve import Curve
-from ampscope.analysis.words.number_words import power_of_two
+from ampscope.analysis.numerics.arrays import Curve
+from ampscope.analysis.words import power_of_two
 from ampscope.report.numbers import count, value
 
 #: A curve of positive values that spans more than this factor is drawn on a logarithmic axis.

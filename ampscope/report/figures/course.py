@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ampscope.analysis.numerics.curve import Curve
+from ampscope.analysis.numerics.arrays import Curve
 from ampscope.analysis.precision.ranges.place_detail import PlaceDetail
-from ampscope.analysis.words.number_words import power_of_two
+from ampscope.analysis.words import power_of_two
 from ampscope.report.numbers import count, value
 from ampscope.trace.dtypes import FINFO
 

@@ -11,10 +11,10 @@ from ampscope.analysis.numerics.arrays import FloatArray
 from ampscope.analysis.precision.ranges.heat_map import HeatMap, HeatRow, Measure
 from ampscope.analysis.precision.ranges.measured import MeasuredRun
 from ampscope.analysis.precision.ranges.places import Group, Place
-from ampscope.analysis.words.wording import place_in_words
+from ampscope.analysis.words import place_in_words
 from ampscope.report.numbers import count, share
-from ampscope.report.ranges_words import bits, steps_words
 from ampscope.report.safe_text import short
+from ampscope.report.wording.ranges_words import bits, steps_words
 
 #: The shade of a cell goes from the least to this.
 FULL = 100

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ampscope.analysis.results import Operand, Tried
-from ampscope.analysis.words.number_words import power_of_two
+from ampscope.analysis.words import power_of_two
 from ampscope.report.figures.axis import Axis
 from ampscope.report.numbers import count, nonfinite, part, value
 from ampscope.report.palette import ALARM, dtype_color, ink_on

@@ -1,23 +1,34 @@
-"""The figures over optimizer steps: a run's time line, a scaler's history, and what it would have been."""
+"""The figures over optimizer steps: a run's time line, a scaler's history, two runs over each other, all ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.diagnosis.run_summary import SCALE_AT_WORK
-from ampscope.analysis.numerics.curve import Curve
-from ampscope.analysis.overview.group_curves import GroupCurve
-from ampscope.analysis.overview.overview import Moment, Overview
+from ampscope.analysis.numerics.arrays import Curve, thinner
+from ampscope.analysis.overview.overview import GroupCurve, Moment, Overview
+from ampscope.analysis.overview.ranks.ranks import CellState, StepGrid
 from ampscope.analysis.results import Finding, Incident
 from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.what_if import WhatIf
-from ampscope.analysis.words.wording import when_in_words
-from ampscope.report.figures.axis import scale_axis
-from ampscope.report.figures.panels import counter_panel, measure_panel, scale_panel
-from ampscope.report.figures.stack import Lane, Panel, Stack, Symbol, at_every_step
-from ampscope.report.palette import MARK, SEVERITIES
+from ampscope.analysis.words import when_in_words
+from ampscope.report.figures.axis import round_ticks, scale_axis
+from ampscope.report.figures.stack import (
+    Edge,
+    Lane,
+    Panel,
+    Stack,
+    Symbol,
+    at_every_step,
+    counter_panel,
+    measure_panel,
+    scale_panel,
+)
+from ampscope.report.numbers import count
+from ampscope.report.palette import ALARM, MARK, SEVERITIES
 from ampscope.report.safe_text import short
 from ampscope.trace.schema import EventKind, ScalerAction
 from ampscope.trace.vocabulary import Severity
@@ -166,7 +177,6 @@ def _item_lanes(items: Sequence[Incident | Finding]) -> Iterator[Lane]:
 
 
 def _skip_lane(skips: Sequence[int], name: str = SKIPPED) -> Iterator[Lane]:
-    """The lane of skipped steps, if there are any."""
     if skips:
         yield Lane(
             name=name, symbol=Symbol.STROKE, color=MARK, spans=at_every_step(skips), hovers=((name,),) * len(skips)
@@ -174,7 +184,6 @@ def _skip_lane(skips: Sequence[int], name: str = SKIPPED) -> Iterator[Lane]:
 
 
 def _moment_lanes(moments: Sequence[Moment]) -> Iterator[Lane]:
-    """One lane for each kind of moment that occurs."""
     for kind, name, symbol in _MOMENT_LANES:
         mine = [moment for moment in moments if moment.kind == kind]
         if mine:
@@ -191,3 +200,182 @@ def _moment_lines(moments: Sequence[Moment]) -> tuple[int, ...]:
     """Where state was saved or loaded or the run resumed; none where there are too many to be drawn as lines."""
     steps = sorted({moment.step for moment in moments if moment.kind in _LINED})
     return tuple(steps) if len(steps) <= _MOST_LINES else ()
+
+
+#: What the two are called.
+SIDES = ("A", "B")
+#: Points of a curve, and marks of a lane; there are six of each.
+_POINTS, _MARKS = 700, 350
+_NO_EDGE = Edge(symbol=Symbol.UP)
+
+
+def overlay_stack(one: Overview, other: Overview | None = None, *, lines: Sequence[int] = ()) -> Stack:
+    """The curves of one run, and of another over them where there is one.
+
+    Args:
+        one: A.
+        other: B.
+        lines: Steps at which a line is drawn: those that are compared.
+    """
+    return Stack(
+        label="Loss, gradient norm and loss scale of both by optimizer step.",
+        panels=tuple(_panels_of_two(one, other)),
+        lanes=(*_lanes(one, SIDES[0]), *(_lanes(other, SIDES[1]) if other is not None else ())),
+        lines=tuple(lines),
+    )
+
+
+def _panels_of_two(one: Overview, other: Overview | None) -> Iterator[Panel]:
+    def theirs(curve: str) -> Curve | None:
+        found: Curve | None = None if other is None else getattr(other, curve)
+        return found
+
+    if _is_seen(one.loss, theirs("loss")):
+        yield _measure(one.loss, theirs("loss"), "loss", log=False)
+    if _is_seen(one.grad_norm, theirs("grad_norm")):
+        norm = _measure(one.grad_norm, theirs("grad_norm"), "gradient norm", log=True)
+        yield replace(norm, name="gradient norm (L2, without the loss scale)")
+    if _is_seen(one.log2_scale, theirs("log2_scale")):
+        mine, also = _drawn(one.log2_scale), _drawn(theirs("log2_scale"))
+        panel = replace(scale_panel(mine), axis=scale_axis(_both(mine, also)), name="loss scale (powers of two)")
+        yield _overlaid(replace(panel, below=_NO_EDGE), None if other is None else also)
+
+
+def _is_seen(mine: Curve, theirs: Curve | None) -> bool:
+    return bool(mine.steps) or (theirs is not None and bool(theirs.steps))
+
+
+def _measure(mine: Curve, theirs: Curve | None, name: str, *, log: bool) -> Panel:
+    """A value of both on one axis; what is not finite stands in the lanes."""
+    mine, also = _drawn(mine), _drawn(theirs)
+    whole = measure_panel(replace(_both(mine, also), nonfinite=()), name, "", log=log)
+    if whole.axis.log:
+        mine, also = _positive(mine), _positive(also)
+    return _overlaid(replace(whole, curve=mine, above=_NO_EDGE, below=_NO_EDGE), None if theirs is None else also)
+
+
+def _overlaid(panel: Panel, theirs: Curve | None) -> Panel:
+    return panel if theirs is None else replace(panel, other=theirs, sides=SIDES)
+
+
+def _drawn(curve: Curve | None) -> Curve:
+    return _NO_CURVE if curve is None else thinner(curve, _POINTS)
+
+
+def _both(mine: Curve, theirs: Curve) -> Curve:
+    return Curve(steps=(*mine.steps, *theirs.steps), values=(*mine.values, *theirs.values))
+
+
+def _positive(curve: Curve) -> Curve:
+    """What has a place on a logarithmic axis; the curve is broken where a value has none."""
+    kept = [(step, value) for step, value in zip(curve.steps, curve.values, strict=True) if value > 0]
+    zeros = [step for step, value in zip(curve.steps, curve.values, strict=True) if value <= 0]
+    return replace(
+        curve,
+        steps=tuple(step for step, _ in kept),
+        values=tuple(value for _, value in kept),
+        nonfinite=tuple(sorted({*curve.nonfinite, *zeros})),
+    )
+
+
+def _lanes(seen: Overview, side: str) -> Iterator[Lane]:
+    """What one of the two skipped, and where a value of it was not finite."""
+    bad = sorted({*seen.loss.nonfinite, *seen.grad_norm.nonfinite})
+    lanes = ((bad, "NaN or inf", Symbol.UP, ALARM), (list(seen.skips), "skipped", Symbol.STROKE, MARK))
+    for steps, name, symbol, color in lanes:
+        if steps:
+            shown = steps[:: max(1, -(-len(steps) // _MARKS))]
+            yield Lane(
+                name=f"{side}: {name}",
+                symbol=symbol,
+                color=color,
+                spans=at_every_step(shown),
+                hovers=((f"{side}: {name}",),) * len(shown),
+            )
+
+
+#: Rows that are named; of more, every so many.
+_NAMED = 12
+#: About as many steps are named below it.
+_TICKS = 5
+
+#: What a colour stands for, by the name of its class, in the order of the key.
+KEY: dict[CellState, tuple[str, str]] = {
+    CellState.STEPPED: ("stepped", "steps"),
+    CellState.SKIPPED: ("skipped", "a step skipped"),
+    CellState.RECEIVED: ("received", "a bad value came from another rank"),
+    CellState.ORIGIN: ("origin", "a bad value was born here"),
+    CellState.AFTERMATH: ("aftermath", "weights bad since an earlier step"),
+    CellState.APART: ("apart", "differs from its replicas"),
+    CellState.NOTHING: ("nothing", "nothing recorded"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Neighbouring cells of one row that are alike; places are shares of the width."""
+
+    start: float
+    width: float
+    kind: str  #: as in `KEY`
+    hover: str
+
+
+@dataclass(frozen=True, slots=True)
+class GridRow:
+    """One rank, or a few that share a row."""
+
+    name: str  #: empty where it would stand too close to the next
+    stretches: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankGrid:
+    """The figure."""
+
+    label: str
+    rows: tuple[GridRow, ...]
+    ticks: tuple[tuple[float, str], ...]  #: steps below it, by their place
+    key: tuple[tuple[str, str], ...]  #: class and words of what occurs in it
+
+
+def rank_grid(grid: StepGrid) -> RankGrid:
+    """The picture of ``grid``; one without a step has no rows."""
+    rows, columns = grid.cells.shape
+    every = max(1, -(-rows // _NAMED))
+    drawn = tuple(
+        GridRow(_row_name(grid, row) if row % every == 0 else "", _stretches(grid, row, columns)) for row in range(rows)
+    )
+    occurring = {CellState(int(state)) for state in set(grid.cells.ravel().tolist())}
+    return RankGrid(
+        label="What happened on each rank, by optimizer step.",
+        rows=drawn,
+        ticks=_ticks(grid) if columns else (),
+        key=tuple(KEY[state] for state in KEY if state in occurring),
+    )
+
+
+def _stretches(grid: StepGrid, row: int, columns: int) -> tuple[Stretch, ...]:
+    found = []
+    for state, cells in groupby(range(columns), key=lambda column: int(grid.cells[row, column])):
+        first, *rest = cells
+        last = rest[-1] if rest else first
+        steps = _span("step", grid.steps_of(first)[0], grid.steps_of(last)[1])
+        kind, words = KEY[CellState(state)]
+        hover = f"{_row_name(grid, row)}, {steps}: {words}"
+        found.append(Stretch(first / columns, (last + 1 - first) / columns, kind, hover))
+    return tuple(found)
+
+
+def _row_name(grid: StepGrid, row: int) -> str:
+    return _span("rank", *grid.ranks_of(row))
+
+
+def _span(noun: str, first: int, last: int) -> str:
+    return f"{noun} {count(first)}" if first == last else f"{noun}s {count(first)} to {count(last)}"
+
+
+def _ticks(grid: StepGrid) -> tuple[tuple[float, str], ...]:
+    total = grid.last_step - grid.first_step
+    steps = round_ticks(grid.first_step, grid.last_step, _TICKS, whole=True)
+    return tuple(((step - grid.first_step) / max(total, 1), count(int(step))) for step in steps)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ampscope.analysis.origin.closeup import Closeup, Neighbour
+from ampscope.analysis.origin.step_graph import Closeup, Neighbour
 from ampscope.analysis.results import Incident, PathNode
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import op_in_words
 from ampscope.report.numbers import UNMEASURED, count, span
 from ampscope.report.palette import dtype_color
-from ampscope.report.source_place import place
+from ampscope.report.safe_text import place
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Phase
 from ampscope.trace.schema import Node as Pseudo
 from ampscope.trace.vocabulary import Severity
@@ -189,7 +189,6 @@ def _health(op: PathNode) -> str:
 
 
 def _operands(seen: Closeup) -> Box | None:
-    """The operands of the origin, healthy as they are."""
     return _beside(
         "what the origin read",
         [(each, f"operand {each.arg}") for each in seen.operands],

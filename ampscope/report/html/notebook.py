@@ -7,25 +7,21 @@ from typing import Any
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
-from ampscope.analysis.origin.closeup import Closeup, closeup
+from ampscope.analysis.origin.step_graph import Closeup, closeup
 from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.analysis.precision.precision import Precision
 from ampscope.analysis.results import Diagnosis, Finding, Incident
-from ampscope.analysis.scale.scale_history import ScaleHistory
-from ampscope.analysis.scale.summary import scale_story
-from ampscope.analysis.words.wording import when_in_words
+from ampscope.analysis.scale.scale_history import ScaleHistory, scale_story
+from ampscope.analysis.words import when_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.report.figures.over_steps import scale_stack, timeline_stack
-from ampscope.report.html.document import paragraph, section
+from ampscope.report.html.document import SHEET, paragraph, section, style_of
 from ampscope.report.html.figures.stack import stack_html
-from ampscope.report.html.parts.card import Item, item_html, verdict_html
+from ampscope.report.html.parts.card import Item, item_html, precision_html, run_tiles, tiles_html, verdict_html
 from ampscope.report.html.parts.incident import item_sections
-from ampscope.report.html.parts.precision import precision_html
-from ampscope.report.html.parts.table import table_html
-from ampscope.report.html.parts.tiles import run_tiles, tiles_html
+from ampscope.report.html.parts.tables import table_html
 from ampscope.report.html.report_page import most_urgent_first
-from ampscope.report.html.sheet import SHEET, style_of
-from ampscope.report.source_place import place
+from ampscope.report.safe_text import place
 from ampscope.trace.read.run import Run
 
 #: Rows of the list of what was noticed.

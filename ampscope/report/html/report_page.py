@@ -7,26 +7,33 @@ from collections.abc import Iterator, Sequence
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
-from ampscope.analysis.origin.closeup import closeup
+from ampscope.analysis.origin.step_graph import closeup
 from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.analysis.overview.ranks.ranks import ranks_at_a_glance
 from ampscope.analysis.precision.precision import precision
 from ampscope.analysis.results import Diagnosis
-from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
-from ampscope.analysis.scale.summary import scale_story
-from ampscope.analysis.words.wording import when_in_words
+from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history, scale_story
+from ampscope.analysis.words import when_in_words
 from ampscope.report import numbers
 from ampscope.report.figures.over_steps import scale_stack, timeline_stack
 from ampscope.report.html.document import document, paragraph, section
 from ampscope.report.html.figures.stack import stack_html
 from ampscope.report.html.markup import as_html
-from ampscope.report.html.parts.card import Item, item_html, scale_html, verdict_html, what
-from ampscope.report.html.parts.healed import healed_html
+from ampscope.report.html.parts.card import (
+    Item,
+    healed_html,
+    item_html,
+    precision_html,
+    run_tiles,
+    scale_html,
+    thinned_note,
+    tiles_html,
+    verdict_html,
+    what,
+)
 from ampscope.report.html.parts.incident import item_sections
-from ampscope.report.html.parts.precision import precision_html
-from ampscope.report.html.parts.ranks import ranks_html
-from ampscope.report.html.parts.tiles import run_tiles, thinned_note, tiles_html
-from ampscope.report.source_place import place
+from ampscope.report.html.parts.tables import ranks_html
+from ampscope.report.safe_text import place
 from ampscope.report.terminal.diagnosis_text import run_facts
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.vocabulary import Severity

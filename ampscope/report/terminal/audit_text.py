@@ -9,15 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ampscope.analysis.precision.audit.audit import Audit
-from ampscope.analysis.precision.audit.layer_losses import LayerLoss
-from ampscope.analysis.precision.audit.op_losses import Loss
-from ampscope.analysis.precision.audit.told import in_words, share
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.precision.audit import Audit, LayerLoss, in_words, share
+from ampscope.analysis.precision.op_losses import Loss
+from ampscope.analysis.words import number, op_in_words
 from ampscope.report import numbers
-from ampscope.report.safe_text import visible
-from ampscope.report.source_place import place
+from ampscope.report.safe_text import place, visible
 from ampscope.report.terminal.layout import Fitting, code, indented, prose
 from ampscope.trace.schema import AuditStatus
 

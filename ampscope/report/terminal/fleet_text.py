@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ampscope.analysis.diagnosis.fleet.results import Fleet, GroupCount, Window
+from ampscope.analysis.diagnosis.fleet_results import Fleet, GroupCount, Window
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import heading, indented, prose

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ampscope.analysis.diagnosis.gate.results import Gate, Outcome
-from ampscope.report.programs.ci.told import NAMES, OUTCOMES, failures, quantity
+from ampscope.analysis.diagnosis.gate import Gate, Outcome
+from ampscope.report.ci import NAMES, OUTCOMES, failures, quantity
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import heading, line, prose
 

@@ -9,13 +9,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ampscope.analysis.precision.plan.formats import NAMES
-from ampscope.analysis.precision.plan.modules import ModulePlan
-from ampscope.analysis.precision.plan.plan import Plan
+from ampscope.analysis.precision.plan import Plan
+from ampscope.analysis.precision.plan_modules import NAMES, ModulePlan
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import Fitting, code, heading, indented, prose
-from ampscope.report.wording.plan_words import (
+from ampscope.report.wording.precision_words import (
     NOTHING_COUNTED,
     SHARES,
     answer,

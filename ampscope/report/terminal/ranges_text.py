@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges
-from ampscope.report import numbers, ranges_words
+from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import Fitting, indented, prose
+from ampscope.report.wording import ranges_words
 
 
 def as_text(ranges: Ranges) -> RenderableType:

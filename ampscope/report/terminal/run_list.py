@@ -13,8 +13,7 @@ from rich.text import Text
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.overview.run_list import RunSummary
 from ampscope.analysis.results import Diagnosis, Finding
-from ampscope.analysis.words.rank_words import where_ranked
-from ampscope.analysis.words.wording import steps_in_words
+from ampscope.analysis.words import steps_in_words, where_ranked
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import indented

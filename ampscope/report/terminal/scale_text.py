@@ -11,13 +11,12 @@ from rich.text import Text
 
 from ampscope.analysis.scale.answer import Recommendation, ScaleAnswer
 from ampscope.analysis.scale.window import ScaleWindow
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words import in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import visible
 from ampscope.report.terminal.layout import code, heading, indented, prose
-from ampscope.report.what_if_words import code as scaler_code
-from ampscope.report.what_if_words import in_sentences
-from ampscope.report.wording.window_words import sentences
+from ampscope.report.wording.scale_words import code as scaler_code
+from ampscope.report.wording.scale_words import in_sentences, sentences
 
 #: Parameters that are named.
 _NAMED = 8

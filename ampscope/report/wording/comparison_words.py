@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 
-from ampscope.analysis.replay.compare.results import Comparison, Difference, Divergence, Kind, Likeness, Side
-from ampscope.analysis.replay.compare.words import unlike_in_words
+from ampscope.analysis.replay.compare.results import (
+    Comparison,
+    Difference,
+    Divergence,
+    Kind,
+    Likeness,
+    Side,
+    unlike_in_words,
+)
 from ampscope.report import numbers
-from ampscope.report.source_place import place
+from ampscope.report.safe_text import place
 
 #: From this score on a difference is told for itself, and not as an effect or a circumstance.
 MATTERS = 80.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ampscope.report.html.sheet import SHEET
+from ampscope.report.html.document import SHEET
 
 #: It is in the page before anything is drawn.
 STYLE = SHEET + "".join(Path(__file__).with_name(f"{name}.css").read_text("utf-8") for name in ("style", "wall"))

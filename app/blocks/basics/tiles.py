@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from ampscope.report.html.parts.tiles import Fact, tiles_html
+from ampscope.report.html.parts.card import Fact, tiles_html
 
 
 def tiles(facts: Sequence[Fact]) -> None:

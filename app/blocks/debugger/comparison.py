@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ampscope.analysis.replay.lockstep import Difference
 from ampscope.analysis.replay.op_detail import op_detail
+from ampscope.analysis.replay.timeline import Difference
 from ampscope.analysis.tables.traced_steps import TracedStep
 from blocks.basics.text import heading, paragraph
 from blocks.choices.traced_step_box import step_words

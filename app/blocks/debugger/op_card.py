@@ -9,9 +9,8 @@ import streamlit as st
 from ampscope.analysis.replay.op_detail import OpDetail
 from ampscope.analysis.replay.recording import NEAR_BITS
 from ampscope.analysis.results import Operand
-from ampscope.report.html.markup import as_html
-from ampscope.report.html.parts.evidence import VALUES
-from ampscope.report.html.source import source_html
+from ampscope.report.html.markup import as_html, source_html
+from ampscope.report.html.parts.incident import VALUES
 from ampscope.report.numbers import UNMEASURED
 from ampscope.report.palette import dtype_color
 from ampscope.report.safe_text import short

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ampscope.analysis.numerics.arrays import IntArray
-from ampscope.analysis.replay.op_detail import Magnitudes, OpLine, op_lines
+from ampscope.analysis.replay.op_detail import Magnitudes, OpLine, neighbourhood, op_lines
 from ampscope.analysis.replay.recording import Recording
-from ampscope.analysis.replay.seek import neighbourhood
 from ampscope.report.numbers import count, value
 from ampscope.report.palette import ALARM, dtype_color
 from ampscope.trace.schema import Node

@@ -9,7 +9,7 @@ import time
 
 import streamlit as st
 
-from ampscope.analysis.overview.pulse import Pulse
+from ampscope.analysis.overview.run_list import Pulse
 from ampscope.errors import AmpscopeError
 from ampscope.report.html.markup import as_html
 from ampscope.report.numbers import ago, count, seconds

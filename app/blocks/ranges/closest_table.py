@@ -7,8 +7,8 @@ from collections.abc import Callable
 import streamlit as st
 
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges
-from ampscope.report import ranges_words
 from ampscope.report.numbers import share, value
+from ampscope.report.wording import ranges_words
 from blocks.basics.table import table
 from blocks.components.data_table.data_table import Cell
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import streamlit as st
 
 from ampscope.analysis.precision.ranges.place_detail import PlaceDetail, Seen
-from ampscope.report import ranges_words
 from ampscope.report.figures.course import course_figure
 from ampscope.report.figures.magnitudes import LABEL, WITH_FLOAT8, magnitudes
-from ampscope.report.html.figures.magnitudes import magnitudes_html
+from ampscope.report.html.figures.ops import magnitudes_html
 from ampscope.report.numbers import UNMEASURED, count, share, value
-from ampscope.report.safe_text import short
-from ampscope.report.source_place import place
+from ampscope.report.safe_text import place, short
+from ampscope.report.wording import ranges_words
 from blocks.basics.figure import figure, show_figure
 from blocks.basics.page_links import link_row, to_plan, to_precision, to_replay
 from blocks.basics.text import heading, paragraph

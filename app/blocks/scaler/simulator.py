@@ -7,11 +7,10 @@ from collections.abc import Callable
 import streamlit as st
 
 from ampscope.analysis.scale.what_if import ScalerRules, what_if
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words import in_words, number
 from ampscope.report.figures.over_steps import what_if_stack
 from ampscope.report.numbers import count
-from ampscope.report.what_if_words import code, in_sentences
+from ampscope.report.wording.scale_words import code, in_sentences
 from blocks.basics.figure import show_figure
 from blocks.basics.text import paragraph
 from charts.stack import stack_figure

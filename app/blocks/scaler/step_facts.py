@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 
-from ampscope.analysis.overview.step_attempt import Attempt, attempt
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.overview.search import Attempt, attempt
+from ampscope.analysis.words import in_words
 from ampscope.report.numbers import value
 from blocks.basics.page_links import link_row, to_incident, to_replay
 from blocks.basics.text import heading

@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 import streamlit as st
 
-from ampscope.analysis.origin.closeup import Closeup
+from ampscope.analysis.origin.step_graph import Closeup
 from ampscope.analysis.precision.ranges.place_detail import PlaceDetail
 from ampscope.analysis.results import Incident
 from ampscope.report.figures.course import course_figure

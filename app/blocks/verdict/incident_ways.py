@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ampscope.analysis.results import Incident, PathNode
-from ampscope.report.html.figures.path_graph import PathWays
+from ampscope.report.html.figures.ops import PathWays
 from ampscope.report.html.markup import as_html
 from blocks.basics.page_links import many_ways, rank_of, way_to
 from data.recorded_places import recorded_parameters_of, recorded_place_of

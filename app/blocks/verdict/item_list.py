@@ -6,7 +6,7 @@ import streamlit as st
 
 from ampscope.analysis.causes.catalogue import what_in_words
 from ampscope.analysis.results import Incident
-from ampscope.analysis.words.wording import when_in_words
+from ampscope.analysis.words import when_in_words
 from ampscope.report.html.markup import as_html
 from ampscope.report.safe_text import short
 from ampscope.trace.vocabulary import Severity

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from ampscope.analysis.results import Diagnosis, Incident
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import op_in_words
 from blocks.basics.text import paragraph
 from blocks.basics.watch_line import watch_line
 from data.downloads import repro_script

@@ -23,7 +23,7 @@ from ampscope.analysis.replay.reproducible import reproducible
 from ampscope.capture.record import operand_files
 from ampscope.capture.tracing import operand_keeper
 from ampscope.errors import NothingToReproduce, WatchError
-from ampscope.report.repro.script import as_script
+from ampscope.report.repro import as_script
 from ampscope.trace.files import saved_operands as kept
 from ampscope.trace.files.saved_operands import operand_files as files_of
 from ampscope.trace.files.saved_operands import read_operands

@@ -19,7 +19,7 @@ from ampscope.analysis.overview.run_list import run_summaries
 from ampscope.analysis.precision.precision import precision
 from ampscope.errors import AmpscopeError, RunDamaged
 from ampscope.report.html.report_page import page_of
-from ampscope.report.json.plain import as_json
+from ampscope.report.json import as_json
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import Table
 from tests.integration.samples.mutations import injured

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.analysis.numerics.number_format import FORMATS
-from ampscope.analysis.precision.plan.formats import MX, NAMES, SCALED
-from ampscope.analysis.precision.plan.modules import FormatLoss
-from ampscope.analysis.precision.plan.plan import Plan, plan
+from ampscope.analysis.numerics.rounding import FORMATS
+from ampscope.analysis.precision.plan import Plan, plan
+from ampscope.analysis.precision.plan_modules import MX, NAMES, SCALED, FormatLoss
 from ampscope.trace.schema import BLOCK, Source
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.counted import statistics_of

@@ -20,7 +20,7 @@ import pytest
 import ampscope
 from ampscope.analysis.results import Incident
 from ampscope.errors import RunTooNew
-from ampscope.report.json.plain import as_plain
+from ampscope.report.json import as_plain
 from ampscope.report.terminal.diagnosis_text import as_text
 from ampscope.trace.manifest import read_manifest
 from ampscope.trace.read.table_scan import Scan

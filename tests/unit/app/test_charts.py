@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from ampscope import open_run
-from ampscope.analysis.numerics.curve import Curve
+from ampscope.analysis.numerics.arrays import Curve
 from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.report.figures.over_steps import timeline_stack
-from ampscope.report.figures.panels import measure_panel
-from ampscope.report.figures.stack import Stack
+from ampscope.report.figures.stack import Stack, measure_panel
 from ampscope.report.html.markup import as_html, as_label, as_source
 from ampscope.report.safe_text import short
 from tests.support.paths import APP

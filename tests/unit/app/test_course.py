@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ampscope.analysis.numerics.curve import Curve
+from ampscope.analysis.numerics.arrays import Curve
 from ampscope.report.figures.course import Cone, CourseFigure, End
 from tests.support.paths import APP
 

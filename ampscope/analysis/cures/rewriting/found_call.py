@@ -1,4 +1,4 @@
-"""The one call of a torch function in a statement, however it is spelled: function, method or operator."""
+"""The one call of a torch function in a statement is found, however it is spelled: function, method or operator."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
-from ampscope.analysis.cures.rewriting.names.known import is_number, meaning_of, path_of, root_of
-from ampscope.analysis.cures.rewriting.names.scopes import Kind
+from ampscope.analysis.cures.rewriting.names import Kind, is_number, meaning_of, path_of, root_of
 from ampscope.analysis.cures.rewriting.statement import Statement, dotted, is_literal
 
 #: Names that one function goes by; operators are known by the first.
@@ -208,3 +208,20 @@ def _operation(node: ast.BinOp | ast.AugAssign, names: frozenset[str]) -> Found 
     if not name or names.isdisjoint(_other_names(name)) or (is_number(left) and is_number(right)):
         return None
     return Found(node, name, (left, right), {}, None)
+
+
+class Asked(NamedTuple):
+    """A change of one call."""
+
+    call: str  #: the function, as code spells it
+    argument: int | None = None  #: which operand the change is about
+    value: float | None = None  #: the number that goes in
+    was: float | None = None  #: the number that stands there
+
+    def found(self, statement: Statement) -> Found | None:
+        """The call in a statement; None where it is not clear which."""
+        return found_call(statement, self.call)
+
+    def all_found(self, statement: Statement) -> list[Found]:
+        """Every call of the function in a statement: a replay has changed all of one line."""
+        return found_calls(statement, self.call)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from ampscope.analysis.cures.rewriting.edit import Edit
 from ampscope.analysis.cures.rewriting.forms import bounds, constants, logarithms, masks, precision, products
-from ampscope.analysis.cures.rewriting.forms.asked import Asked
-from ampscope.analysis.cures.rewriting.names.scopes import Scope
+from ampscope.analysis.cures.rewriting.found_call import Asked
+from ampscope.analysis.cures.rewriting.names import Scope
 from ampscope.analysis.cures.rewriting.source_file import HasPlace
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, statement
 from ampscope.trace.schema import Form

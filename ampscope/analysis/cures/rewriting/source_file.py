@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path, PurePath
 from typing import NamedTuple, Protocol
 
-from ampscope.analysis.cures.rewriting.names.scopes import Scope, scope_at
+from ampscope.analysis.cures.rewriting.names import Scope, scope_at
 from ampscope.analysis.cures.rewriting.statement import parsed
 
 #: Folders of packages that were installed, and what leads out of a folder.

@@ -11,8 +11,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from ampscope.analysis.cures.rewriting.names.known import KnownName, of_statement, path_of, resolve
-from ampscope.analysis.cures.rewriting.names.scopes import NOWHERE, Kind, Scope
+from ampscope.analysis.cures.rewriting.names import NOWHERE, Kind, KnownName, Scope, of_statement, path_of, resolve
 
 #: Characters of a statement that are parsed: a trace is someone else's, and deep nesting exhausts a parser.
 _LONGEST = 4_000
@@ -175,7 +174,6 @@ class Statement:
 
 
 def _names(tree: ast.AST) -> Iterator[KnownName]:
-    """The names that a statement reads."""
     known = (node for node in ast.walk(tree) if isinstance(node, KnownName))
     return (node for node in known if isinstance(node.ctx, ast.Load))
 

@@ -1,23 +1,63 @@
-"""When a run was last good before an incident, and what has moved since, the most unusual first."""
+"""A run was last good at some step before an incident: when, whether it was resumed since, and what has moved."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
-from ampscope.analysis.overview.last_good.curves import moved_curves
-from ampscope.analysis.overview.last_good.good_steps import GoodSteps, good_steps
-from ampscope.analysis.overview.last_good.kinds import moved_kinds
-from ampscope.analysis.overview.last_good.sampled import Sampled, sampled
-from ampscope.analysis.overview.last_good.segments import resumed
-from ampscope.analysis.overview.last_good.unusual import UNUSUAL
-from ampscope.analysis.overview.last_good.values import compared, moved_values
-from ampscope.analysis.overview.last_good.words import none_good, summary
+import numpy as np
+
+from ampscope.analysis.overview.last_good.curves import GoodSteps, good_steps, moved_curves
+from ampscope.analysis.overview.last_good.unusual import FIRST, UNUSUAL, none_good, summary
+from ampscope.analysis.overview.last_good.values import Sampled, compared, moved_kinds, moved_values, sampled
 from ampscope.analysis.results import Incident, LastGood, Move, MoveKind
 from ampscope.analysis.tables.step_history import histories
 from ampscope.trace.json_columns import details
+from ampscope.trace.manifest import Manifest
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import EventKind, Table, Trigger
 from ampscope.trace.vocabulary import Cause, Severity
+
+#: Attempts before an incident in which a resume is told.
+LOOKBACK = 20
+#: The score of a resume in which nothing else is known to be otherwise.
+_PLAIN = 10.0
+#: Changes that are told one by one.
+_NAMED = 2
+
+
+def resumed(manifest: Manifest, good: GoodSteps) -> Iterator[Move]:
+    """The newest resume, if it was in the steps before an incident; each good step since makes it less unusual."""
+    segments, steps = good.window.ints("segment"), good.window.ints("step")
+    begins = np.flatnonzero(np.diff(segments) != 0) + 1
+    if not begins.size or segments.size - int(begins[-1]) > LOOKBACK:
+        return
+    place = int(begins[-1])
+    number, step = int(segments[place]), int(steps[place])
+    known = 0 <= number < len(manifest.segments)
+    changed = manifest.segments[number].changed if known else {}
+    since = int(((steps >= step) & (steps <= good.calm) & good.good).sum())
+    facts = [f"{name} {_word(was)}, now {_word(now)}" for name, (was, now) in changed.items()]
+    more = f" and {len(facts) - _NAMED:,} more" if len(facts) > _NAMED else ""
+    what = f" with {'; '.join(facts[:_NAMED])}{more}" if facts else ""
+    first = next(iter(changed.values()), (None, None))
+    yield Move(
+        kind=MoveKind.SEGMENT,
+        text=f"the run was resumed at step {step:,}{what}",
+        before=_word(first[0]) if changed else str(number - 1),
+        after=_word(first[1]) if changed else str(number),
+        unit="setting" if changed else "segment",
+        score=(FIRST if changed else _PLAIN) / (1 + since),
+        seen=int(good.good[:place].sum()),
+        step=step,
+        name=next(iter(changed), ""),
+    )
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
 
 #: Moves that are told.
 MOST_TOLD = 8

@@ -8,13 +8,17 @@ exchanged, and its replay, which exchanges nothing.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from itertools import groupby
+from itertools import groupby, starmap
 from typing import NamedTuple
 
-from ampscope.trace.schema import ReplayStatus, Trigger
+from ampscope.analysis.overview.ranks.world import steps_by_rank
+from ampscope.analysis.tables.lazy_tables import collect_expressions, collect_groups, remembered
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import ReplayStatus, Table, Trigger
 
 
 class Part(Enum):
@@ -126,3 +130,56 @@ def _stands_alone(cleared: Sequence[Sighting], unheard: Sequence[int]) -> bool:
     """Whether one rank alone went wrong, though all others are known: then nobody can have sent it the value."""
     ranks = {one.rank for one in cleared}
     return len(ranks) == 1 and not unheard and all(one.replay != ReplayStatus.RECEIVED for one in cleared)
+
+
+#: Sightings that are read, the first first: a job of many ranks that goes on with NaN has millions.
+MOST = 100_000
+#: Losses without an incident that are told, of each rank and optimizer.
+MOST_UNREPORTED = 60
+
+_INCIDENT = (
+    'step, optimizer, rank, "trigger", replay, loss, over_budget, true, hash("trigger", bad_params), '
+    """contains(evidence, '"overflows": true')"""
+)
+#: Of the cast value, or the engine would leave out parts by their bounds, which say nothing of NaN.
+_BAD_LOSS = "NOT isfinite(try_cast(loss AS FLOAT))"
+
+
+@remembered(Table.INCIDENTS, Table.STEPS)
+def sightings(run: Run) -> list[Sighting]:
+    """Everything that was seen to go wrong, by step; of one step by rank, and in the order of its time."""
+    rows = collect_expressions(run.table(Table.INCIDENTS), _INCIDENT, order="step, optimizer, rank, time", limit=MOST)
+    numbers: dict[int, int] = {}
+    recorded = [one._replace(symptom=numbers.setdefault(one.symptom, len(numbers))) for one in starmap(Sighting, rows)]
+    return sorted([*recorded, *_unreported(run, recorded)], key=lambda one: (one.step, one.optimizer, one.rank))
+
+
+def _unreported(run: Run, recorded: list[Sighting]) -> Iterator[Sighting]:
+    """Steps whose loss was not finite although capture reported nothing (its replay may have been off)."""
+    told = Counter(one.rank for one in recorded if one.has_bad_loss)
+    if all(steps.bad_losses <= told[rank] for rank, steps in steps_by_rank(run).items()):
+        return
+    columns = "step, optimizer, rank, loss"
+    bad = collect_expressions(run.table(Table.STEPS), columns, where=_BAD_LOSS, order=columns, limit=MOST)
+    known = {(one.step, one.optimizer, one.rank) for one in recorded}
+    found: Counter[tuple[int, int]] = Counter()
+    for step, optimizer, rank, loss in bad:
+        if (step, optimizer, rank) not in known and found[optimizer, rank] < MOST_UNREPORTED:
+            found[optimizer, rank] += 1
+            yield _of_loss(step, optimizer, rank, loss)
+
+
+def _of_loss(step: int, optimizer: int, rank: int, loss: float) -> Sighting:
+    return Sighting(step, optimizer, rank, Trigger.NONFINITE_LOSS, ReplayStatus.UNAVAILABLE, loss, recorded=False)
+
+
+#: Of the cast value, or the engine would leave out parts by their bounds, which say nothing of NaN.
+_WRITTEN = "NOT skipped AND NOT isfinite(try_cast(coalesce(clipped_grad_norm, grad_norm) AS FLOAT))"
+
+
+@remembered(Table.STEPS)
+def written_steps(run: Run) -> frozenset[tuple[int, int]]:
+    """Optimizer and step of each attempt that went through with gradients that were not finite, on any rank."""
+    keys = "optimizer, step"
+    rows = collect_groups(run.table(Table.STEPS), keys, keys, where=_WRITTEN, order="step, optimizer", limit=MOST)
+    return frozenset((optimizer, step) for optimizer, step in rows)

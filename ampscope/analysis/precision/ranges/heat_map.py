@@ -11,8 +11,7 @@ import numpy as np
 
 from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.precision.ranges.measured import NEAR_BITS, MeasuredPlace, MeasuredRun
-from ampscope.analysis.precision.ranges.places import Group
-from ampscope.analysis.precision.ranges.sampled_steps import Stretch
+from ampscope.analysis.precision.ranges.places import Group, Stretch
 
 #: Rows of a heat map: of more, those that are closest.
 MOST_ROWS = 60
@@ -107,8 +106,6 @@ def _is_shown(each: MeasuredPlace, group: Group, measure: Measure) -> bool:
 
 
 class _Places:
-    """Places by columns."""
-
     def __init__(self, found: MeasuredRun, chosen: Sequence[int], measure: Measure) -> None:
         self.numbers = np.array(chosen, np.int64)
         places = [found.places[number] for number in chosen]

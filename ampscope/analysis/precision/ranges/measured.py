@@ -1,24 +1,157 @@
-"""Every place of one rank that was measured, with its course, its loss scale and where it is going."""
+"""Every place of one rank that was measured has its course, its scale, its zeros and overflows, and a trend."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
+from ampscope.analysis.origin.op_facts import LOGARITHMS, Executed, divides
+from ampscope.analysis.origin.step_graph import Sites, StepGraph
 from ampscope.analysis.overview.ranks.world import sampled_rank, world_of
-from ampscope.analysis.precision.ranges.cells import Cells
-from ampscope.analysis.precision.ranges.flushed_gradients import Flushed, flushed_gradients
-from ampscope.analysis.precision.ranges.magnitudes import Magnitudes, magnitudes
-from ampscope.analysis.precision.ranges.overflowed import NONE, overflowed
-from ampscope.analysis.precision.ranges.places import Place
-from ampscope.analysis.precision.ranges.sampled_steps import sampled_steps
-from ampscope.analysis.precision.ranges.scaled_places import scaled_places
+from ampscope.analysis.precision.ranges.magnitudes import Cells, Magnitudes, magnitudes
+from ampscope.analysis.precision.ranges.places import Place, Sampled, place_of, sampled_steps
+from ampscope.analysis.tables.lazy_tables import collect_groups, rank_table
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.forecast.forecast import Forecast, Point, bits_per_step, forecast_overflow
+from ampscope.provenance import is_deliberate
+from ampscope.provenance.loss_scale import scaled
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import Node
+from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Node, OpRow, Source, Table, Trigger, execution_of, source_of
+
+#: Steps that are looked at: the newest.
+_MOST_STEPS = 16
+
+
+class Flushed(NamedTuple):
+    """What is known of a gradient's zeros."""
+
+    zeros: int = 0  #: those that float32 would not have had
+    judged: int = 0  #: elements of which it is known
+
+
+def flushed_gradients(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, Flushed]:
+    """The gradients of the steps that lost some: there the same step in float32 was recorded with every statistic."""
+    rows = run.rows(Table.INCIDENTS, rank=rank)
+    lost = {row.step for row in rows if row.trigger == Trigger.LOST_GRADIENT} - set(sampled.unlike)
+    if not lost:
+        return {}
+    sites = {site.site: site for site in run.rows(Table.SITES, rank=rank) if site.op == Node.GRADIENT}
+    where = f"zeros IS NOT NULL AND site IN ({', '.join(map(str, sites)) or -1})"
+    ops = rank_table(run, Table.OPS, rank, step=sorted(lost)[-_MOST_STEPS:])
+    by_run: dict[str, dict[tuple[int, str], tuple[int, int, int]]] = defaultdict(dict)
+    for source, step, site, zeros, numel in collect_groups(
+        ops, "source, step, site, sum(zeros), sum(numel)", "source, step, site", where=where
+    ):
+        by_run[source][step, sites[site].name] = site, int(zeros), int(numel)
+    found: dict[Place, Flushed] = defaultdict(Flushed)
+    for optimizer in set(sampled.optimizers.values()):
+        wide = by_run[source_of(Source.REPLAY_FP32, optimizer)]
+        for key, (site, zeros, numel) in by_run[source_of(Source.REPLAY, optimizer)].items():
+            place = place_of(sites[site], 0, optimizer)
+            if key in wide and wide[key][2] == numel and place is not None:
+                before = found[place]
+                more = max(0, zeros - wide[key][1])
+                found[place] = Flushed(before.zeros + more, before.judged + numel)
+    return found
+
+
+#: Steps that are looked at: the newest that went wrong.
+MOST_STEPS = 16
+
+
+class Overflowed(NamedTuple):
+    """The steps in which places overflowed, a step as often as its results did."""
+
+    steps: Mapping[Place, Sequence[int]]
+    is_whole: bool  #: whether all traced steps that went wrong were looked at, not the newest alone
+
+
+#: Of what nobody looked at.
+NONE = Overflowed({}, True)
+
+
+def overflowed(run: Run, rank: int, sampled: Sampled) -> Overflowed:
+    """The steps in which each place gave an infinity though all that it read was finite; masks and poles are none.
+
+    A step is there as often as that happened in it.
+    """
+    wrong = {row.step for row in run.rows(Table.INCIDENTS, rank=rank)} - set(sampled.unlike)
+    traced = [each for each in run.traced(rank) if each.step in wrong and each.source in sampled.optimizers]
+    sites, found = Sites(run, rank), defaultdict[Place, list[int]](list)
+    once = {(each.step, sampled.optimizers[each.source]): each for each in traced}  # as it ran or in its replay
+    newest = sorted(once.values(), key=lambda one: -one.step)
+    for each in newest[:MOST_STEPS]:
+        graph = StepGraph(run, sites, each.step, each.source)
+        infinite = [seq for seq, rows in graph.outputs.items() if any(map(_has_infinity, rows))]
+        for seq in infinite:
+            place = _overflowed_at(graph, seq, sampled.optimizers[each.source])
+            if place is not None:
+                found[place].append(each.step)
+    return Overflowed(found, len(newest) <= MOST_STEPS)
+
+
+def _overflowed_at(graph: StepGraph, seq: int, optimizer: int) -> Place | None:
+    row, site = graph.bad_output(seq), graph.site(seq)
+    if row is None or site.op in ENTRY_NODES | SINK_NODES or not _has_infinity(row):
+        return None
+    if graph.bad_inputs(seq) or graph.is_cut(seq) or is_deliberate(graph, seq) or _is_at_a_pole(Executed(graph, seq)):
+        return None
+    return place_of(site, row.out, optimizer)
+
+
+def _is_at_a_pole(op: Executed) -> bool:
+    """Whether what it gives is infinite in every dtype: the logarithm of zero, or a division by it."""
+    return op.name in LOGARITHMS or (divides(op.site.op) and op.divides_by_zero)
+
+
+def _has_infinity(row: OpRow) -> bool:
+    return any(end is not None and math.isinf(end) for end in (row.min, row.max))
+
+
+class ScaledPlaces(NamedTuple):
+    """Of one rank."""
+
+    scale: frozenset[Place] = frozenset()  #: the loss scale itself
+    carrying: frozenset[Place] = frozenset()
+
+
+def scaled_places(run: Run, rank: int, sampled: Sampled, scale_at: Callable[[int, int], float | None]) -> ScaledPlaces:
+    """Which places carry the loss scale, by the newest step that each optimizer's sampled steps end with.
+
+    Args:
+        run: The run.
+        rank: The rank.
+        sampled: Its sampled steps.
+        scale_at: The loss scale that an optimizer's step ran with; None without one.
+    """
+    sites = Sites(run, rank)
+    is_scale: set[Place] = set()
+    carrying: set[Place] = set()
+    for source, optimizer, step in _newest(sampled):
+        scale = scale_at(optimizer, step)
+        if scale is None:
+            continue
+        graph = StepGraph(run, sites, step, source)
+        found = scaled(graph, scale)
+        for places, seqs in ((is_scale, found.scale), (carrying, found.carrying)):
+            rows = (row for seq in seqs for row in graph.outputs[seq])
+            given = (place_of(graph.site(row.seq), row.out, optimizer) for row in rows)
+            places |= {place for place in given if place is not None}
+    return ScaledPlaces(frozenset(is_scale), frozenset(carrying - is_scale))
+
+
+def _newest(sampled: Sampled) -> Iterator[tuple[str, int, int]]:
+    """The newest step that was traced as it ran, and the newest of the replays: where a value enters has two names."""
+    for source, optimizer in sampled.optimizers.items():
+        is_live = execution_of(source)[0] == Source.LIVE
+        steps = [step for step in sampled.course if (step in sampled.live) == is_live and step not in sampled.unlike]
+        if steps:
+            yield source, optimizer, steps[-1]
+
 
 #: A value is near overflow where it may not double.
 NEAR_BITS = 1.0

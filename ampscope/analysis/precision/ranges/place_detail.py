@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, Columns
-from ampscope.analysis.numerics.curve import Curve, make_curve
+from ampscope.analysis.numerics.arrays import BoolArray, Columns, Curve, make_curve
 from ampscope.analysis.precision.ranges.magnitudes import FEW, Course, course_of, course_rows
 from ampscope.analysis.precision.ranges.measured import MeasuredPlace, MeasuredRun
-from ampscope.analysis.precision.ranges.places import Place, place_of
+from ampscope.analysis.precision.ranges.places import Place, Sampled, place_of, sampled_steps
 from ampscope.analysis.precision.ranges.ranges import RangeRow, range_row
-from ampscope.analysis.precision.ranges.sampled_steps import Sampled, sampled_steps
 from ampscope.analysis.results import Operand
 from ampscope.analysis.tables.lazy_tables import collect_expressions, rank_table
 from ampscope.forecast.forecast import Forecast
@@ -150,7 +148,6 @@ def _course_rows(run: Run, rank: int, sampled: Sampled, optimizer: int, places: 
 
 
 def _nearest(steps: Sequence[int], heights: Sequence[float], each: MeasuredPlace, asked: int | None) -> int | None:
-    """The step to look at."""
     known = sorted({*steps, *each.overflows})
     if not known:
         return None

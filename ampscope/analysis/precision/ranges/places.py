@@ -1,19 +1,23 @@
-"""The places of a program whose ranges are told: sites that only differ in their shapes are one."""
+"""The places whose ranges are told are sites that only differ in shapes; sampled steps say how large they got."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 
-from ampscope.analysis.numerics.dtypes import plain
+from ampscope.analysis.numerics.arrays import IntArray
+from ampscope.analysis.numerics.rounding import plain
 from ampscope.analysis.origin.step_graph import public_phase, source_line
 from ampscope.analysis.results import SourceLine
+from ampscope.analysis.tables.traced_steps import traced_rows
 from ampscope.provenance import meant
 from ampscope.trace.dtypes import FINFO, PARTS, FloatInfo
 from ampscope.trace.json_columns import details
-from ampscope.trace.schema import Node, Phase, SiteRow
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import Node, Phase, ReplayStatus, SiteRow, Source, Table, execution_of, source_of
 
 
 class Group(StrEnum):
@@ -116,3 +120,120 @@ def numbered(places: Iterable[Place | None]) -> tuple[list[Place], list[int]]:
     known: dict[Place, int] = {}
     numbers = [-1 if place is None else known.setdefault(place, len(known)) for place in places]
     return list(known), numbers
+
+
+#: Steps that a course is drawn through: all of up to so many, else these many of the newest, of the newest tenth and
+#: of all.
+ALL, EACH_SCALE = 72, 24
+_NEWEST_PART = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Sampled steps that are told together: one alone, or of very many those that are neighbours."""
+
+    first: int
+    last: int
+    steps: int = 1  #: how many there are
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The executions of one rank that are looked at."""
+
+    live: frozenset[int]  #: steps that were traced as they ran
+    optimizers: dict[str, int]  #: by the text in ``ops.source``
+    unlike: tuple[int, ...]  #: steps whose replay came out differently, and says nothing of them
+    course: tuple[int, ...]  #: steps that a course is drawn through
+    stretches: tuple[Stretch, ...]  #: all steps, in at most `ALL` stretches that are equally wide
+    bits: int = 0  #: the base-2 logarithm of that width, in steps of the run: a shift is quicker than a division
+    mixed: tuple[int, ...] = ()  #: steps of which more was recorded than the first optimizer's step as it ran
+
+    @property
+    def count(self) -> int:
+        """Steps in all."""
+        return sum(each.steps for each in self.stretches)
+
+    @property
+    def stretch(self) -> str:
+        """The number of a row's stretch, in the query engine's words."""
+        return f"(step >> {self.bits})"
+
+    def last_of(self, numbers: IntArray) -> IntArray:
+        """The last step that the stretches with these numbers may hold."""
+        return ((numbers + 1) << self.bits) - 1
+
+    @property
+    def where(self) -> str:
+        """The rows of these executions, in the query engine's words; of no source at all where there are none."""
+        sources = ", ".join(f"'{source}'" for source in self.optimizers) or "''"
+        told = f"source IN ({sources}) AND out >= 0"  # a damaged table says anything
+        if self.unlike:
+            told += f" AND NOT (source LIKE '{Source.REPLAY}%' AND step IN ({_listed(self.unlike)}))"
+        return told
+
+    @property
+    def where_plain(self) -> str:
+        """Of these, the rows of steps that need no look at their source: those of the first optimizer as it ran."""
+        return f"out >= 0 AND step NOT IN ({_listed(self.mixed) or -1})"
+
+    @property
+    def where_mixed(self) -> str:
+        """The others."""
+        return f"{self.where} AND step IN ({_listed(self.mixed) or -1})"
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps))
+
+
+def sampled_steps(run: Run, rank: int) -> Sampled:
+    """What a rank has traced of its steps as they were: as they ran, or in a replay that came out the same."""
+    whole = traced_rows(run, rank)
+    traced = [each for each in whole if execution_of(each.source)[0] in (Source.LIVE, Source.REPLAY)]
+    unlike = {row.step for row in run.rows(Table.INCIDENTS, rank=rank) if row.replay != ReplayStatus.EXACT}
+    sources = {each.source for each in traced}
+    live = {each.step for each in traced if execution_of(each.source)[0] == Source.LIVE}
+    steps = sorted({each.step for each in traced})
+    bits = 0 if len(steps) <= ALL else _width(steps[0], steps[-1])
+    return Sampled(
+        live=frozenset(live),
+        optimizers={source: int(execution_of(source)[1] or 0) for source in sorted(sources) if _is_plain(source)},
+        unlike=tuple(sorted(unlike & {each.step for each in traced})),
+        course=_course(steps),
+        stretches=tuple(_stretches(steps, bits)),
+        bits=bits,
+        mixed=tuple(sorted({each.step for each in whole if each.source != source_of(Source.LIVE, 0)})),
+    )
+
+
+def _width(first: int, last: int) -> int:
+    """The least power of two that leaves no more than so many stretches."""
+    return next(bits for bits in range(64) if (last >> bits) - (first >> bits) < ALL)
+
+
+def _stretches(steps: Sequence[int], bits: int) -> Iterator[Stretch]:
+    for _, own in groupby(steps, key=lambda step: step >> bits):
+        first, *others = own
+        yield Stretch(first, others[-1] if others else first, 1 + len(others))
+
+
+def _is_plain(source: str) -> bool:
+    """Whether a source says what AMPscope writes there, and may stand in a query."""
+    execution, optimizer = execution_of(source)
+    return execution in (Source.LIVE, Source.REPLAY) and (not optimizer or optimizer.isdecimal())
+
+
+def _course(steps: list[int]) -> tuple[int, ...]:
+    """The newest steps all, those before ever fewer: what began lately is seen as well as what has lasted."""
+    if len(steps) <= ALL:
+        return tuple(steps)
+    newest = steps[-max(1, len(steps) // _NEWEST_PART) :]
+    return tuple(sorted({*steps[-EACH_SCALE:], *_spread(newest), *_spread(steps)}))
+
+
+def _spread(steps: list[int]) -> list[int]:
+    """Some of the steps, evenly, the first and the last among them."""
+    if len(steps) <= EACH_SCALE:
+        return steps
+    return [steps[number * (len(steps) - 1) // (EACH_SCALE - 1)] for number in range(EACH_SCALE)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ampscope.analysis.precision.ranges.cells import Cells
+from ampscope.analysis.precision.ranges.magnitudes import Cells
 from ampscope.analysis.precision.ranges.measured import MeasuredPlace, MeasuredRun, measured_places
 from ampscope.analysis.results import SourceLine
-from ampscope.analysis.tables.recorded import only_recorded
+from ampscope.analysis.tables.traced_steps import only_recorded
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
 

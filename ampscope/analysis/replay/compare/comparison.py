@@ -11,8 +11,16 @@ from dataclasses import replace
 from ampscope.analysis.diagnosis.diagnosis import judged
 from ampscope.analysis.replay.compare.groups import divergence
 from ampscope.analysis.replay.compare.pair_of_steps import pair_of
-from ampscope.analysis.replay.compare.results import Comparison, Difference, Divergence, Kind, Likeness, Side
-from ampscope.analysis.replay.compare.roots import walk
+from ampscope.analysis.replay.compare.results import (
+    Comparison,
+    Difference,
+    Divergence,
+    Kind,
+    Likeness,
+    Side,
+    parted_in_words,
+)
+from ampscope.analysis.replay.compare.roots import Expected, curve_tolerance, replay_noise, walk
 from ampscope.analysis.replay.compare.sides import (
     Opened,
     chosen,
@@ -22,8 +30,7 @@ from ampscope.analysis.replay.compare.sides import (
     signatures,
     steps_together,
 )
-from ampscope.analysis.replay.compare.told_alone import told_alone
-from ampscope.analysis.replay.compare.told_changed import told_changed
+from ampscope.analysis.replay.compare.told_ops import told_alone, told_changed
 from ampscope.analysis.replay.compare.told_runs import (
     Curves,
     Pair,
@@ -35,10 +42,9 @@ from ampscope.analysis.replay.compare.told_runs import (
     verdicts_in_words,
 )
 from ampscope.analysis.replay.compare.told_values import Before, same_numbers, told_rounding, told_values
-from ampscope.analysis.replay.compare.tolerances import Expected, curve_tolerance, replay_noise
-from ampscope.analysis.replay.compare.words import counted, parted_in_words
 from ampscope.analysis.replay.recording import Recording, recording
 from ampscope.analysis.results import Diagnosis
+from ampscope.analysis.words import counted
 from ampscope.errors import AmpscopeError
 from ampscope.trace.read.find import told_name
 
@@ -279,7 +285,6 @@ class _Comparing:
 
 
 def _once(differences: list[Difference]) -> Iterator[Difference]:
-    """What several steps show, once."""
     found: dict[tuple[Kind, str, str], Difference] = {}
     for each in differences:
         text = "" if each.kind is Kind.SCALE else each.text  # each step has its own

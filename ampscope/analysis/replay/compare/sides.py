@@ -13,7 +13,7 @@ from pathlib import Path
 import narwhals as nw
 
 from ampscope.analysis.tables.lazy_tables import collect, collect_groups, first_rank, rank_table
-from ampscope.analysis.tables.step_queries import step_optimizers
+from ampscope.analysis.tables.step_history import step_optimizers
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
 from ampscope.errors import AmpscopeError, RunNotFound
 from ampscope.trace.read.run import Run, open_run

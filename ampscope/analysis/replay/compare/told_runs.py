@@ -10,12 +10,12 @@ import numpy as np
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
-from ampscope.analysis.replay.compare.results import Difference, Kind
+from ampscope.analysis.replay.compare.results import Difference, Kind, numbers
 from ampscope.analysis.replay.compare.sides import Opened
-from ampscope.analysis.replay.compare.words import counted, numbers
 from ampscope.analysis.results import Diagnosis, Finding, Incident
-from ampscope.analysis.tables.step_queries import in_order, steps_of
+from ampscope.analysis.tables.step_history import in_order, steps_of
 from ampscope.analysis.tables.traced_steps import TracedStep
+from ampscope.analysis.words import counted
 from ampscope.trace.schema import EventKind, Source, Table, execution_of
 from ampscope.trace.vocabulary import Severity, Verdict
 

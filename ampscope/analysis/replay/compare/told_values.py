@@ -10,11 +10,9 @@ import numpy as np
 from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.replay.compare.groups import Places, sources
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair, elements
-from ampscope.analysis.replay.compare.results import Difference, Kind
+from ampscope.analysis.replay.compare.results import LISTED, Difference, Kind, numbers, place, places
 from ampscope.analysis.replay.compare.roots import Root, Walked
-from ampscope.analysis.replay.compare.words import counted, listed, numbers, place, places
-from ampscope.analysis.words.number_words import number
-from ampscope.analysis.words.wording import op_in_words
+from ampscope.analysis.words import counted, listed, number, op_in_words
 from ampscope.trace.schema import Node
 
 _SCORES = {
@@ -113,7 +111,7 @@ class _Teller:
         """That another seed was set."""
         words = {Kind.WEIGHTS: "weights", Kind.BATCH: "the batch", Kind.RANDOM: "random numbers"}
         weights = [each for each in roots if each.kind is Kind.WEIGHTS]
-        told = listed([words[kind] for kind in given]).capitalize()
+        told = listed([words[kind] for kind in given], LISTED, "module").capitalize()
         of = f"{len(weights):,} of {counted(self._parameters(), 'parameter and buffer').replace('r and b', 'rs and b')}"
         return f"{told} of step {self._step()} differ ({of}): another seed, or another start."
 
@@ -128,7 +126,7 @@ class _Teller:
             rest = f"; the other {whole - 1:,} parameters and buffers are the same to the last bit" if whole > 1 else ""
             return Kind.WEIGHTS, roots, f"{names[0]} differs when step {step} begins{bit}{rest}."
         text = f"{len(names):,} of {whole:,} parameters and buffers differ when step {step} begins: "
-        return Kind.WEIGHTS, roots, f"{text}{listed(names, 'tensor')}."
+        return Kind.WEIGHTS, roots, f"{text}{listed(names, LISTED, 'tensor')}."
 
     def _optimizer(self, roots: list[Root], whole: int) -> tuple[Kind, list[Root], str]:
         step = self.pair.one.traced.step
@@ -145,7 +143,8 @@ class _Teller:
 
     def _batch(self, roots: list[Root]) -> tuple[Kind, list[Root], str]:
         names = [self.pair.one.site_of(each.here).name for each in roots]
-        return Kind.BATCH, roots, f"Step {self._step()} was given another batch or constant: {listed(names, 'input')}."
+        others = listed(names, LISTED, "input")
+        return Kind.BATCH, roots, f"Step {self._step()} was given another batch or constant: {others}."
 
     def _random(self, roots: list[Root]) -> tuple[Kind, list[Root], str]:
         modules = tuple(dict.fromkeys(self.pair.one.site_of(each.here).module for each in roots))

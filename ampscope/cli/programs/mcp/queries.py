@@ -15,7 +15,7 @@ import duckdb
 
 import ampscope
 from ampscope.errors import AmpscopeError
-from ampscope.report.json.plain import as_plain
+from ampscope.report.json import as_plain
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.remote.location import location
 

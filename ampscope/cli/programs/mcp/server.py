@@ -23,7 +23,7 @@ from ampscope.analysis.scale.answer import scale_answer
 from ampscope.cli.programs.mcp.folders import Folders
 from ampscope.cli.programs.mcp.queries import MOST_ROWS, answer_apart
 from ampscope.errors import AmpscopeError
-from ampscope.report.json.plain import as_plain
+from ampscope.report.json import as_plain
 from ampscope.report.terminal.diagnosis_text import as_text
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import Table, arrow_schema

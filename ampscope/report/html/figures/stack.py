@@ -99,7 +99,6 @@ def _path(points: Sequence[Point]) -> str:
 
 
 def _dot(panel: Panel, steps: Axis) -> str:
-    """A curve of one point."""
     if len(panel.curve.steps) != 1:
         return ""
     step, number = panel.curve.steps[0], panel.curve.values[0]

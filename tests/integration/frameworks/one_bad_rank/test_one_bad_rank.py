@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 import ampscope
-from ampscope.report.json.plain import as_json
+from ampscope.report.json import as_json
 from ampscope.trace.schema import ReplayStatus, Table
 from ampscope.trace.vocabulary import Cause, Verdict
 from tests.integration.frameworks.one_bad_rank.training import BAD_STEP, STEPS

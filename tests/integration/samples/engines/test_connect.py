@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.analysis.diagnosis.fleet.fleet import Diagnosed, fleet
+from ampscope.analysis.diagnosis.fleet import Diagnosed, fleet
 from ampscope.analysis.overview.ranks.ranks import ranks_at_a_glance
 from ampscope.analysis.precision.ranges.ranges import ranges
 from ampscope.analysis.scale.scale_history import scale_history

@@ -11,17 +11,16 @@ import pytest
 
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.overview.overview import overview
-from ampscope.analysis.overview.pulse import pulse
 from ampscope.analysis.overview.ranks.ranks import ranks_at_a_glance
+from ampscope.analysis.overview.run_list import pulse
 from ampscope.analysis.overview.search import search
 from ampscope.analysis.precision.over_steps import precision_over_steps
-from ampscope.analysis.precision.plan.plan import plan
+from ampscope.analysis.precision.plan import plan
 from ampscope.analysis.precision.ranges.heat_map import Measure, View, heat_map
 from ampscope.analysis.precision.ranges.measured import measured_places
 from ampscope.analysis.precision.ranges.ranges import ranges_of
 from ampscope.analysis.scale.answer import scale_answer
-from ampscope.analysis.scale.scale_history import scale_history
-from ampscope.analysis.scale.skipped_steps import skipped_steps
+from ampscope.analysis.scale.scale_history import scale_history, skipped_steps
 from ampscope.analysis.scale.what_if import ScaleRecord
 from ampscope.analysis.tables.lazy_tables import collect
 from ampscope.trace.read.run import Run, open_run

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ampscope.analysis.diagnosis.fleet.fleet import Diagnosed, fleet
-from ampscope.analysis.diagnosis.fleet.results import Fleet
-from ampscope.analysis.diagnosis.fleet.step_sums import step_sums
+from ampscope.analysis.diagnosis.fleet import Diagnosed, fleet
+from ampscope.analysis.diagnosis.fleet_results import Fleet
+from ampscope.analysis.diagnosis.fleet_steps import step_sums
 from ampscope.trace.files.journal import to_batch
 from ampscope.trace.fleet.fleet_tables import FleetTables
 from ampscope.trace.fleet.runs_below import runs_below

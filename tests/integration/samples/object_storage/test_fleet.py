@@ -60,7 +60,7 @@ def test_runs_of_both_places_are_one_fleet(ampscope_command: Command, folder: Pa
 @pytest.mark.usefixtures("folder")
 def test_a_verdict_on_a_run_in_the_bucket_is_kept(ampscope_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     first = told(ampscope_command, URL)
-    monkeypatch.setattr("ampscope.analysis.diagnosis.fleet.verdicts.verdict_of", None)
+    monkeypatch.setattr("ampscope.analysis.diagnosis.fleet.verdict_of", None)
     assert told(ampscope_command, URL) == first
     assert first["verdicts"] != {"not_diagnosed": len(RUNS)}
 

@@ -13,22 +13,20 @@ import ampscope
 from ampscope.analysis.causes import usage
 from ampscope.analysis.causes.catalogue import CATALOGUE, FAMILIES, OP_RULES, cause_in_words, explanation
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, CauseEntry, Occurrence, Reason, Turn
-from ampscope.analysis.causes.mathematics import NegativeOperand
-from ampscope.analysis.causes.mathematics.division import TooFewValues
+from ampscope.analysis.causes.mathematics import NegativeOperand, TooFewValues
 from ampscope.analysis.causes.outside import CameIn, ChangedSince, FromOthers
-from ampscope.analysis.causes.range.literal import Literal
-from ampscope.analysis.causes.range.overflow import LossGrew, Overflowed
-from ampscope.analysis.causes.range.underflow import ConstantLost, Flushed, GradientFlushed, UpdatesLost
+from ampscope.analysis.causes.overflow import Literal, LossGrew, Overflowed
+from ampscope.analysis.causes.underflow import ConstantLost, Flushed, GradientFlushed, UpdatesLost
 from ampscope.analysis.causes.unknown import Observed
-from ampscope.analysis.causes.usage import UsageEntry
-from ampscope.analysis.causes.usage.forms import FORMS
-from ampscope.analysis.causes.usage.reasons import (
+from ampscope.analysis.causes.usage import (
     HalfState,
     LearningRateMoved,
     OptimizerRestored,
     ScaleForgotten,
+    UsageEntry,
     filled_in,
 )
+from ampscope.analysis.causes.usage_forms import FORMS
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause, MistakeForm, Severity
 
 PACKAGE = Path(ampscope.__file__).parent
@@ -67,7 +65,7 @@ def _names(place: str, cause: Cause) -> bool:
 
 def test_what_is_missing_is_noticed() -> None:
     assert not _names("", Cause.LOG_ZERO)
-    assert not _names("analysis.scale.skip_runs", Cause.LOG_ZERO)
+    assert not _names("analysis.scale.course", Cause.LOG_ZERO)
     assert not _is_sentence("The constant None does not fit.")
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from ampscope.analysis.causes.catalogue import OP_RULES, explanation
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence
-from ampscope.analysis.causes.mathematics.division import NextToZero
+from ampscope.analysis.causes.mathematics import NextToZero
 from ampscope.analysis.causes.outside import CameIn, FromOthers
-from ampscope.analysis.causes.range.overflow import Overflowed
-from ampscope.analysis.causes.range.underflow import ConstantLost
+from ampscope.analysis.causes.overflow import Overflowed
 from ampscope.analysis.causes.recognition import Recognised, first_overflow, recognise
+from ampscope.analysis.causes.underflow import ConstantLost
 from ampscope.analysis.origin.op_facts import Executed
 from ampscope.provenance import origins
 from ampscope.trace.schema import Cast, Node, Phase

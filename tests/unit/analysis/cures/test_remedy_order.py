@@ -12,12 +12,12 @@ from torch import nn
 
 import ampscope
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
-from ampscope.analysis.causes.mathematics.division import DivisorSummed, TooFewValues
-from ampscope.analysis.causes.range.overflow import LossGrew
-from ampscope.analysis.cures import trials, tried_remedies
-from ampscope.analysis.cures.remedies import remedies, why_untried
+from ampscope.analysis.causes.mathematics import DivisorSummed, TooFewValues
+from ampscope.analysis.causes.overflow import LossGrew
+from ampscope.analysis.cures import trials
+from ampscope.analysis.cures.remedies import remedies, remedies_tried, why_untried
 from ampscope.analysis.results import Cost, FormTried, Remedy, Tried
-from ampscope.report.wording.remedy_words import remedy_in_words
+from ampscope.report.wording.diagnosis_words import remedy_in_words
 from ampscope.trace.schema import Change, Form, ReplayStatus, Trial
 from ampscope.trace.vocabulary import Cause
 from tests.support.primary import primary_incident
@@ -36,7 +36,7 @@ def form(name: Form, outcome: Trial = FINITE, *, good_change: float = 0.0, **mor
 
 
 def told(*all_tried: Tried) -> list[tuple[str, bool | None]]:
-    return [(each.kind, each.verified) for each in tried_remedies.remedies(Cause.FP16_OVERFLOW, all_tried)]
+    return [(each.kind, each.verified) for each in remedies_tried(Cause.FP16_OVERFLOW, all_tried)]
 
 
 def test_the_smallest_change_that_cures_comes_first() -> None:
@@ -59,10 +59,10 @@ def test_the_smallest_change_that_cures_comes_first() -> None:
 def test_of_one_form_at_several_scales_the_smallest_change_is_told() -> None:
     other = tried(Change.FP32, NOT)
     at = [form(Form.CONSTANT, scale=scale) for scale in (1.0, 4.0, 2.0)]
-    (alone, *_) = found = [each for each in tried_remedies.remedies(Cause.FP16_OVERFLOW, [other, *at]) if each.verified]
+    (alone, *_) = found = [each for each in remedies_tried(Cause.FP16_OVERFLOW, [other, *at]) if each.verified]
     assert len(found) == 1
     assert alone.text.endswith("and a loss scale of 4 (2²).")
-    without = tried_remedies.remedies(Cause.FP16_OVERFLOW, [other, *at, form(Form.CONSTANT)])
+    without = remedies_tried(Cause.FP16_OVERFLOW, [other, *at, form(Form.CONSTANT)])
     assert [each.text for each in without if each.verified] == [alone.text.replace(", and a loss scale of 4 (2²)", "")]
 
 
@@ -73,7 +73,7 @@ def test_a_form_that_failed_once_has_not_cured() -> None:
 def test_more_modules_are_the_second_choice_and_it_says_why() -> None:
     because = "b is within a factor of 1.6 of overflow in the same step"
     few, more = tried(Change.MODULES_FP32, FINITE, "a"), tried(Change.MODULES_FP32, FINITE, "a", "b", reason=because)
-    assert [each.text for each in tried_remedies.remedies(Cause.FP16_OVERFLOW, [more, few])] == [
+    assert [each.text for each in remedies_tried(Cause.FP16_OVERFLOW, [more, few])] == [
         "Keep a in float32.",
         f"Keep a and b in float32: {because}.",
     ]
@@ -81,7 +81,7 @@ def test_more_modules_are_the_second_choice_and_it_says_why() -> None:
 
 def test_a_cost_is_that_of_the_replay_in_which_it_was_measured() -> None:
     rows = [form(Form.IN_FLOAT32, extra_bytes=512), form(Form.IN_FLOAT32, step=4, extra_bytes=640, extra_time=0.25)]
-    (remedy,) = tried_remedies.remedies(Cause.FP16_OVERFLOW, rows)
+    (remedy,) = remedies_tried(Cause.FP16_OVERFLOW, rows)
     assert remedy.cost == Cost(time=0.25, bytes=512)
 
 
@@ -152,14 +152,14 @@ def test_what_changes_good_values_comes_after_all_else_that_cured() -> None:
 
 def test_a_number_beside_the_sum_makes_another_quotient_of_it() -> None:
     exact, beside = (
-        tried_remedies.remedies(Cause.FP16_OVERFLOW, [tried(Change.FORM, form=each)])[0]
+        remedies_tried(Cause.FP16_OVERFLOW, [tried(Change.FORM, form=each)])[0]
         for each in (MAX_OFF, replace(MAX_OFF, was=1e-3))
     )
     assert exact.text.endswith("the results are the same.")
     assert exact.changes_good_values is False
     assert "except where the 0.001 added to a small sum" in beside.text
     assert beside.changes_good_values is None
-    (changed,) = tried_remedies.remedies(
+    (changed,) = remedies_tried(
         Cause.FP16_OVERFLOW, [tried(Change.FORM, form=replace(MAX_OFF, was=1e-3, good_change=90.0))]
     )
     assert changed.changes_good_values is True
@@ -192,5 +192,5 @@ def test_no_divisor_is_bounded_where_there_is_none(op: str, reason: Reason, text
 )
 def test_the_general_code_of_a_call_in_float32_is_a_call(call: str, code: str) -> None:
     used = FormTried(form=Form.IN_FLOAT32, call=call, source=None)
-    (remedy,) = tried_remedies.remedies(Cause.FP16_OVERFLOW, [tried(Change.FORM, form=used)])
+    (remedy,) = remedies_tried(Cause.FP16_OVERFLOW, [tried(Change.FORM, form=used)])
     assert remedy.code.splitlines()[1] == f"    y = {code}"

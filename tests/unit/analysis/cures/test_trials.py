@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ampscope.analysis.cures import explicit_half, trials, tried_remedies
+from ampscope.analysis.cures import explicit_half, remedies, trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, HalfWeights
 from ampscope.analysis.results import CodeLine, Tried
 from ampscope.trace.schema import LOSS_CODE, Change, Trial
@@ -31,7 +31,7 @@ TOGETHER = tried(Change.MODULES_FP32, Trial.FINITE, "attn", "head")
 
 
 def told(*all_tried: Tried, cause: Cause = Cause.FP16_OVERFLOW) -> list[tuple[str, bool | None]]:
-    return [(remedy.text, remedy.verified) for remedy in tried_remedies.remedies(cause, all_tried)]
+    return [(remedy.text, remedy.verified) for remedy in remedies.remedies_tried(cause, all_tried)]
 
 
 def test_what_cures_comes_first_and_what_did_not_is_said_after_it() -> None:
@@ -54,13 +54,13 @@ def test_what_cures_comes_first_and_what_did_not_is_said_after_it() -> None:
     ids=["modules", "several models", "one of several"],
 )
 def test_the_code_names_modules_as_keep_fp32_does(modules: tuple[str, ...], code: str) -> None:
-    (remedy,) = tried_remedies.remedies(Cause.FP16_OVERFLOW, [tried(Change.MODULES_FP32, Trial.FINITE, *modules)])
+    (remedy,) = remedies.remedies_tried(Cause.FP16_OVERFLOW, [tried(Change.MODULES_FP32, Trial.FINITE, *modules)])
     assert remedy.code == code
 
 
 def test_the_whole_model_in_float32_is_the_last_of_what_helps() -> None:
     everything, bf16 = tried(Change.MODULES_FP32, Trial.FINITE, ""), tried(Change.BF16, Trial.FINITE)
-    first, last = tried_remedies.remedies(Cause.LOG_ZERO, [FP32, everything, bf16])
+    first, last = remedies.remedies_tried(Cause.LOG_ZERO, [FP32, everything, bf16])
     assert (first.verified, last.verified) == (True, True)
     assert "bfloat16" in first.text
     assert last.text == "Compute in float32: leave autocast out."
@@ -68,7 +68,7 @@ def test_the_whole_model_in_float32_is_the_last_of_what_helps() -> None:
 
 
 def test_loss_code_is_switched_off_by_hand() -> None:
-    (remedy,) = tried_remedies.remedies(Cause.LOG_ZERO, [tried(Change.MODULES_FP32, Trial.FINITE, LOSS_CODE)])
+    (remedy,) = remedies.remedies_tried(Cause.LOG_ZERO, [tried(Change.MODULES_FP32, Trial.FINITE, LOSS_CODE)])
     assert remedy.text == "Keep the loss code in float32."
     assert "keep_fp32" not in remedy.code
     assert "enabled=False" in remedy.code
@@ -82,7 +82,7 @@ BY_ITSELF = ExplicitHalf(conversions=(LINE,), from_conversion=True)
 def test_a_remedy_says_what_else_its_replay_changed(explicit: ExplicitHalf) -> None:
     recorded = None if explicit.conversions else (LINE,)
     everything = [tried(change, Trial.FINITE, conversions=recorded) for change in (Change.BF16, Change.FP32)]
-    bf16, fp32 = tried_remedies.remedies(Cause.FP16_OVERFLOW, everything, explicit)
+    bf16, fp32 = remedies.remedies_tried(Cause.FP16_OVERFLOW, everything, explicit)
     for remedy, code in ((bf16, "y = x.bfloat16().exp()  # net.py:8"), (fp32, "y = x.float().exp()  # net.py:8")):
         assert remedy.verified
         assert remedy.text.startswith("Take out the conversion to half precision at net.py:8")
@@ -91,13 +91,13 @@ def test_a_remedy_says_what_else_its_replay_changed(explicit: ExplicitHalf) -> N
 
 def test_loss_code_in_float32_does_not_take_its_conversions_out() -> None:
     loss = tried(Change.MODULES_FP32, Trial.FINITE, LOSS_CODE, conversions=(LINE,))
-    (remedy,) = tried_remedies.remedies(Cause.FP16_OVERFLOW, [loss])
+    (remedy,) = remedies.remedies_tried(Cause.FP16_OVERFLOW, [loss])
     assert remedy.text.endswith("at net.py:8 (or convert to float32), and keep the loss code in float32.")
 
 
 def test_modules_with_half_parameters_are_widened_before_they_are_kept() -> None:
     explicit = ExplicitHalf(weights=HalfWeights(("a.w", "b.w")))
-    (remedy,) = tried_remedies.remedies(Cause.FP16_OVERFLOW, [tried(Change.MODULES_FP32, Trial.FINITE, "a")], explicit)
+    (remedy,) = remedies.remedies_tried(Cause.FP16_OVERFLOW, [tried(Change.MODULES_FP32, Trial.FINITE, "a")], explicit)
     assert remedy.code == f'model.float()\nampscope.keep_fp32(model, ["a"]){ONCE}'
     assert "a.w" in remedy.text
     assert "b.w" not in remedy.text
@@ -121,7 +121,7 @@ def test_code_to_paste_is_one_line_a_line(line: CodeLine) -> None:
 
 def test_the_scale_has_its_number() -> None:
     scales = [tried(Change.SCALE, Trial.FINITE, scale=1.0), tried(Change.SCALE, Trial.FINITE, scale=4096.0)]
-    (first, *_) = tried_remedies.remedies(Cause.SCALE_OVERFLOW, scales)
+    (first, *_) = remedies.remedies_tried(Cause.SCALE_OVERFLOW, scales)
     assert "4,096 (2¹²)" in first.text
     assert first.code == "scaler = torch.amp.GradScaler(init_scale=4096.0)"
     assert told(tried(Change.SCALE, Trial.NONFINITE, scale=1.0)) == [
@@ -170,14 +170,14 @@ def test_a_part_in_float32_with_another_loss_than_float32_is_no_cure(
     change: Change, in_part: float, whole: float, verified: bool
 ) -> None:
     all_tried = [replace(tried(change, Trial.FINITE, "attn"), loss=in_part), replace(FP32, loss=whole)]
-    told_of = [remedy.verified for remedy in tried_remedies.remedies(Cause.FP16_OVERFLOW, all_tried)]
+    told_of = [remedy.verified for remedy in remedies.remedies_tried(Cause.FP16_OVERFLOW, all_tried)]
     assert told_of == ([True] if verified else [True, False])
-    assert tried_remedies.remedies(Cause.FP16_OVERFLOW, all_tried)[0].kind == (change if verified else Change.FP32)
+    assert remedies.remedies_tried(Cause.FP16_OVERFLOW, all_tried)[0].kind == (change if verified else Change.FP32)
 
 
 def test_losses_are_compared_on_one_step_only() -> None:
     elsewhere = replace(FP32, loss=100.0, step=4)
     alone = replace(tried(Change.CONVERSIONS, Trial.FINITE), loss=1.0, conversions=(CodeLine("a.py", 1, "x.half()"),))
-    (remedy,) = tried_remedies.remedies(Cause.FP16_OVERFLOW, [alone, elsewhere])
+    (remedy,) = remedies.remedies_tried(Cause.FP16_OVERFLOW, [alone, elsewhere])
     assert remedy.kind == Change.CONVERSIONS
     assert remedy.verified

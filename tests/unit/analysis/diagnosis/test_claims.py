@@ -9,7 +9,7 @@ import pytest
 
 from ampscope import diagnose
 from ampscope.analysis.results import Incident
-from ampscope.analysis.words.wording import steps_in_words
+from ampscope.analysis.words import steps_in_words
 from ampscope.trace.schema import EventKind, Node, Phase, ReplayStatus, Trigger
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 from tests.support.trace_builder import TraceBuilder

@@ -14,7 +14,7 @@ from ampscope import diagnose, open_run
 from ampscope.analysis.cures import trials
 from ampscope.analysis.results import Checked
 from ampscope.errors import RunNotFound
-from ampscope.report.json.plain import as_json
+from ampscope.report.json import as_json
 from ampscope.trace.schema import Change, EventKind, Node, Phase, ReplayStatus, Source, Trial, Trigger
 from ampscope.trace.vocabulary import (
     DEVICE_FAILED,

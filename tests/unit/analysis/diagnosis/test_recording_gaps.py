@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import ampscope
-from ampscope.analysis.diagnosis.gate.gate import gate
-from ampscope.analysis.diagnosis.gate.limits import Limits
-from ampscope.analysis.diagnosis.gate.results import Outcome
+from ampscope.analysis.diagnosis.gate import Outcome, gate
+from ampscope.analysis.diagnosis.gate_limits import Limits
 from ampscope.trace.files import recording_end
 from ampscope.trace.files.journal import Journal
 from ampscope.trace.files.recording_end import recording_ends

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ampscope import diagnose
-from ampscope.analysis.diagnosis.silent import course
+from ampscope.analysis.diagnosis import course
 from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.trace.schema import EventKind, Node, Phase, ReplayStatus, Source
 from ampscope.trace.vocabulary import Cause, Severity, Verdict

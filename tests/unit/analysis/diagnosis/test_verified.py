@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ampscope.analysis.diagnosis.gate.results import Outcome
+from ampscope.analysis.diagnosis.gate import Outcome
 from ampscope.analysis.diagnosis.verified import Size, sizes, verified
 from ampscope.analysis.results import Diagnosis
 from ampscope.trace.read.run import open_run

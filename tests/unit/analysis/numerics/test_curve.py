@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ampscope.analysis.numerics.curve import MAX_POINTS, make_curve, thin_marks
+from ampscope.analysis.numerics.arrays import MAX_POINTS, make_curve, thin_marks
 
 
 def test_a_short_curve_is_kept_whole() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ampscope.analysis.numerics.exponents import Exponents
-from ampscope.analysis.numerics.number_format import FORMATS
+from ampscope.analysis.numerics.rounding import FORMATS
 from ampscope.trace.dtypes import FINFO
 
 

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from ampscope import open_run
-from ampscope.analysis.overview.pulse import QUIET_S, QUIET_STEPS, Pulse, pulse
+from ampscope.analysis.overview.run_list import QUIET_S, QUIET_STEPS, Pulse, pulse
 from tests.support.trace_builder import START, TraceBuilder
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ampscope import open_run
-from ampscope.analysis.overview.step_attempt import attempt
+from ampscope.analysis.overview.search import attempt
 from tests.support.trace_builder import TraceBuilder
 
 

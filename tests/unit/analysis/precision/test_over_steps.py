@@ -8,9 +8,8 @@ import pytest
 
 from ampscope import open_run
 from ampscope.analysis.precision import over_steps
-from ampscope.analysis.precision.dtype_changes import DtypeChange
-from ampscope.analysis.precision.over_steps import PrecisionOverSteps, precision_over_steps
-from ampscope.report.figures.dtype_steps import dtype_steps
+from ampscope.analysis.precision.over_steps import DtypeChange, PrecisionOverSteps, precision_over_steps
+from ampscope.report.figures.precision_bars import dtype_steps
 from ampscope.report.wording.precision_words import over_steps_in_words
 from ampscope.trace.schema import Cast, Phase, Source
 from tests.support.trace_builder import TraceBuilder

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from ampscope import open_run
-from ampscope.analysis.precision.fp32_islands import Reason
-from ampscope.analysis.precision.precision import Precision, Share, deepest, fold_modules, precision
+from ampscope.analysis.precision.precision import Precision, Reason, Share, deepest, fold_modules, precision
 from ampscope.analysis.tables.traced_steps import first_traced_steps, traced_steps
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Cast, Node, Source

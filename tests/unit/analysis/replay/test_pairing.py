@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from ampscope import open_run
-from ampscope.analysis.replay.pairing.op_pairs import OpPairs, pair_ops
-from ampscope.analysis.replay.pairing.sequences import align, ascending, common_subsequence
+from ampscope.analysis.replay.pairing import OpPairs, align, ascending, common_subsequence, pair_ops
 from ampscope.analysis.replay.recording import Recording, recording
 from ampscope.analysis.tables.traced_steps import traced_steps
 from ampscope.trace.schema import Node

@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 
 from ampscope import open_run
-from ampscope.analysis.replay.lockstep import Difference, lockstep
-from ampscope.analysis.replay.op_detail import op_detail, op_line, with_histograms
+from ampscope.analysis.replay.op_detail import (
+    Kind,
+    find,
+    marked,
+    neighbourhood,
+    op_detail,
+    op_line,
+    twins,
+    with_histograms,
+)
 from ampscope.analysis.replay.recording import Recording
-from ampscope.analysis.replay.seek import Kind, find, marked, neighbourhood, twins
+from ampscope.analysis.replay.timeline import Difference, lockstep
 from ampscope.trace.schema import Node, Phase
 from tests.support.trace_builder import TraceBuilder
 from tests.support.traced_steps import linear_step, recorded

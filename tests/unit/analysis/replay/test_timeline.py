@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ampscope.analysis.replay.lockstep import lockstep
-from ampscope.analysis.replay.timeline import Mark, Spans, Timeline, timeline
+from ampscope.analysis.replay.timeline import Mark, Spans, Timeline, lockstep, timeline
 from ampscope.trace.schema import Cast, Node, Phase
 from tests.support.trace_builder import TraceBuilder
 from tests.support.traced_steps import linear_step, recorded

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from ampscope import open_run
-from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
-from ampscope.analysis.scale.summary import scale_story
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history, scale_story
+from ampscope.analysis.words import in_words
 from ampscope.trace.schema import ScalerAction
 from tests.support.trace_builder import TraceBuilder
 

@@ -9,7 +9,7 @@ import pytest
 
 from ampscope import open_run
 from ampscope.analysis.scale.answer import scale_answer
-from ampscope.analysis.scale.skipped_steps import skipped_steps
+from ampscope.analysis.scale.scale_history import skipped_steps
 from ampscope.analysis.scale.what_if import ScaleRecord, ScalerRules, WhatIf, bearable, what_if
 from tests.support.trace_builder import TraceBuilder
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import ampscope
-from ampscope.analysis.tables import incident_rows
-from ampscope.analysis.tables.incident_rows import IncidentRows
+from ampscope.analysis.tables import lazy_tables
+from ampscope.analysis.tables.lazy_tables import IncidentRows
 from ampscope.trace.schema import ReplayStatus, Trigger
 from tests.support.trace_builder import START, TraceBuilder
 
@@ -17,7 +17,7 @@ from tests.support.trace_builder import START, TraceBuilder
 def test_an_incident_is_found_by_step_optimizer_and_trigger(
     most: int, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incident_rows, "MOST_AT_ONCE", most)
+    monkeypatch.setattr(lazy_tables, "MOST_AT_ONCE", most)
     trace = TraceBuilder(run_folder)
     trace.incident(step=3, trigger=Trigger.NONFINITE_LOSS, loss=1.0, time=START + 1)
     trace.incident(step=3, trigger=Trigger.NONFINITE_LOSS, loss=2.0, time=START + 2)

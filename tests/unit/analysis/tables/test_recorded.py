@@ -9,7 +9,7 @@ import pytest
 
 from ampscope import diagnose, open_run
 from ampscope.analysis.precision.ranges.ranges import ranges
-from ampscope.analysis.tables.recorded import only_recorded
+from ampscope.analysis.tables.traced_steps import only_recorded
 from ampscope.report.terminal import ranges_text
 from ampscope.report.terminal.diagnosis_text import as_text
 from tests.support.printed import printed

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ampscope
-from ampscope.analysis.tables.step_queries import in_order, steps_of
+from ampscope.analysis.tables.step_history import in_order, steps_of
 from tests.support.trace_builder import TraceBuilder
 
 COLUMNS = ("step", "loss", "skipped")

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from ampscope import diagnose, open_run
-from ampscope.analysis.diagnosis.gate.gate import gate
-from ampscope.analysis.diagnosis.gate.limits import Limits
-from ampscope.analysis.diagnosis.gate.results import Outcome
+from ampscope.analysis.diagnosis.gate import Outcome, gate
+from ampscope.analysis.diagnosis.gate_limits import Limits
 from ampscope.analysis.results import Diagnosis
-from ampscope.analysis.usage.usage_checks import usage_checks
-from ampscope.analysis.words.wording import when_in_words
+from ampscope.analysis.usage.mistakes import usage_checks
+from ampscope.analysis.words import when_in_words
 from ampscope.trace.schema import ScalerAction
 from ampscope.trace.vocabulary import Cause, MistakeForm, Severity, Verdict
 from tests.support.trace_builder import START, TraceBuilder

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
-from ampscope.analysis.cures.rewriting.applied import applied
+from ampscope.analysis.cures.rewriting.edit import applied
 from ampscope.analysis.cures.rewriting.source_file import files_below, read
 from ampscope.analysis.results import CodeLine
-from ampscope.analysis.usage.loop_edits.clipping import clipped
-from ampscope.analysis.usage.loop_edits.edits import diff_of
+from ampscope.analysis.usage.loop_edits import clipped, diff_of
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 

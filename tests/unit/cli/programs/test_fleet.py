@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from jsonschema import validate
 
-from ampscope.analysis.diagnosis.fleet.results import Fleet
+from ampscope.analysis.diagnosis.fleet_results import Fleet
 from ampscope.cli.shared.verdict_cache import VerdictCache
-from ampscope.report.json.schema import schema_of
+from ampscope.report.json import schema_of
 from tests.support.command import Command
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.fleet_builder import Trained, build

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from ampscope.analysis.numerics.curve import Curve
-from ampscope.report.figures.panels import BAD, COLUMNS, HEIGHT, sparkline
+from ampscope.analysis.numerics.arrays import Curve
+from ampscope.report.figures.stack import BAD, COLUMNS, HEIGHT, sparkline
 
 
 def test_it_spans_from_the_least_to_the_largest_value() -> None:

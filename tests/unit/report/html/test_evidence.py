@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 
 from ampscope.analysis.results import LastGood
-from ampscope.report.html.parts.evidence import operand_table
-from ampscope.report.html.parts.incident import tripped_heading
-from ampscope.report.html.parts.last_good import last_good_html
+from ampscope.report.html.parts.incident import last_good_html, operand_table, tripped_heading
 from ampscope.trace.schema import Trigger
 from tests.support.verdicts.by_hand import LAST_GOOD
 from tests.support.verdicts.operands import operand

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampscope.analysis.results import SourceLine
-from ampscope.report.html.source import listing, source_html
+from ampscope.report.html.markup import listing, source_html
 
 LINE = SourceLine(
     file="train.py", line=3, function="train", code="if a < b: loss = F.cross_entropy(model(images[at]), y)"

@@ -13,8 +13,7 @@ import ampscope.analysis.diagnosis.diagnosis
 from ampscope.analysis.replay.reproducible import Reproducible, operands_of, reproducible
 from ampscope.analysis.results import Incident, RunInfo
 from ampscope.errors import NothingToReproduce, RunDamaged
-from ampscope.report.repro.call_source import operator_source
-from ampscope.report.repro.script import EMBEDDED_BYTES, as_script
+from ampscope.report.repro import EMBEDDED_BYTES, as_script, operator_source
 from ampscope.trace.files.saved_operands import SavedCall, read_operands
 from ampscope.trace.read.run import open_run
 from ampscope.trace.vocabulary import Severity

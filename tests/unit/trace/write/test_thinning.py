@@ -13,7 +13,7 @@ import pytest
 
 from ampscope.analysis.overview.overview import overview
 from ampscope.analysis.scale.scale_history import scale_history
-from ampscope.report.html.parts.tiles import thinned_note
+from ampscope.report.html.parts.card import thinned_note
 from ampscope.trace.files.journal import to_batch
 from ampscope.trace.files.layout import Span, list_table, span_of, span_path, table_folder
 from ampscope.trace.manifest import Manifest

@@ -6,11 +6,9 @@ import ast
 import math
 from collections.abc import Sequence
 
-from ampscope.analysis.cures.rewriting.forms.asked import Asked
-from ampscope.analysis.cures.rewriting.forms.constants import added_keyword
-from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_call, found_calls
-from ampscope.analysis.cures.rewriting.literals import value_of
-from ampscope.analysis.cures.rewriting.names.known import is_number
+from ampscope.analysis.cures.rewriting.forms.constants import added_keyword, value_of
+from ampscope.analysis.cures.rewriting.found_call import Asked, Found, as_call, found_call, found_calls
+from ampscope.analysis.cures.rewriting.names import is_number
 from ampscope.analysis.cures.rewriting.statement import Splice, Statement, dotted, is_plain, same
 
 _WHERE = "torch.where"
@@ -89,7 +87,6 @@ def named_operand(statement: Statement, asked: Asked) -> tuple[tuple[str, ...], 
 
 
 def _choices(statement: Statement) -> list[Found]:
-    """The calls of ``torch.where``."""
     return [each for each in found_calls(statement, "where") if each.name == "where"]
 
 
@@ -110,7 +107,6 @@ def _is_chosen(place: ast.expr, condition: ast.expr) -> bool:
 
 
 def _can_repeat(condition: ast.expr) -> bool:
-    """Whether a condition may stand twice."""
     calls = [node for node in ast.walk(condition) if isinstance(node, ast.Call)]
     names = [each.func.attr if isinstance(each.func, ast.Attribute) else dotted(each.func) for each in calls]
     return _PURE.issuperset(names) and not any(isinstance(node, ast.NamedExpr) for node in ast.walk(condition))

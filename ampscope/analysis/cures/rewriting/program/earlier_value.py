@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ampscope.analysis.cures.rewriting.edit import Edit
 from ampscope.analysis.cures.rewriting.found_call import Found, as_call, found_calls
-from ampscope.analysis.cures.rewriting.names.scopes import scope_at
+from ampscope.analysis.cures.rewriting.names import scope_at
 from ampscope.analysis.cures.rewriting.program.own_names import function_around, own_nodes
 from ampscope.analysis.cures.rewriting.source_file import HasPlace, SourceFile, source_file
 from ampscope.analysis.cures.rewriting.statement import CONVERSIONS, Statement, dotted, is_repeatable, statement
@@ -186,7 +186,6 @@ def _given_by(value: ast.expr, functions: tuple[str, ...]) -> Found | None:
 
 
 def _reads(value: ast.expr) -> set[str]:
-    """The names and attributes that an expression reads."""
     return {dotted(node) for node in ast.walk(value) if isinstance(node, (ast.Name, ast.Attribute))} - {""}
 
 

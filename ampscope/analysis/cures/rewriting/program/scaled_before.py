@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from ampscope.analysis.cures.rewriting.found_call import found_calls
-from ampscope.analysis.cures.rewriting.names.known import is_number
+from ampscope.analysis.cures.rewriting.names import is_number
 from ampscope.analysis.cures.rewriting.program.own_names import function_around, own_nodes
 from ampscope.analysis.cures.rewriting.source_file import Found, HasPlace, statement_at
 from ampscope.analysis.cures.rewriting.statement import dotted, statement

@@ -7,10 +7,14 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ampscope.analysis.cures.rewriting.forms.constants import added_keyword
-from ampscope.analysis.cures.rewriting.literals import below_one, number, value_of
-from ampscope.analysis.cures.rewriting.program.own_names import function_around, given_once, imported_name
-from ampscope.analysis.cures.rewriting.program.spliced_file import spliced, whole
+from ampscope.analysis.cures.rewriting.forms.constants import added_keyword, below_one, number, value_of
+from ampscope.analysis.cures.rewriting.program.own_names import (
+    function_around,
+    given_once,
+    imported_name,
+    spliced,
+    whole,
+)
 from ampscope.analysis.cures.rewriting.source_file import Found, HasPlace, statement_at
 from ampscope.analysis.cures.rewriting.statement import Splice, dotted
 

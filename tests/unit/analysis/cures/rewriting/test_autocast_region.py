@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.analysis.cures.rewriting.applied import applied
-from ampscope.analysis.cures.rewriting.program.autocast_region import in_dtype
+from ampscope.analysis.cures.rewriting.edit import applied
+from ampscope.analysis.cures.rewriting.program.autocast import in_dtype
 from ampscope.analysis.cures.rewriting.source_file import files_below, read
 from ampscope.analysis.results import CodeLine
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.analysis.cures import own_words
-from ampscope.analysis.cures.rewriting.applied import applied, file_of, first_line
+from ampscope.analysis.cures.rewriting.edit import applied, file_of, first_line
 from ampscope.analysis.cures.rewriting.source_file import files_below, read, source_file, statement_at
 from ampscope.analysis.results import CodeLine, FormTried, SourceLine
 from ampscope.trace.schema import Form

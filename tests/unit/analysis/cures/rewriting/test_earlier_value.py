@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.analysis.cures import own_words
-from ampscope.analysis.cures.rewriting.applied import applied
+from ampscope.analysis.cures.rewriting.edit import applied
 from ampscope.analysis.cures.rewriting.source_file import files_below, read
 from ampscope.analysis.results import FormTried, SourceLine
 from ampscope.trace.schema import Form

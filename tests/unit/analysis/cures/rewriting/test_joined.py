@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.analysis.cures.rewriting.applied import applied
-from ampscope.analysis.cures.rewriting.edit import diff_of
-from ampscope.analysis.cures.rewriting.program.joined import joined
+from ampscope.analysis.cures.rewriting.edit import applied, diff_of, joined
 from ampscope.analysis.cures.rewriting.source_file import files_below, read
 
 TEXT = "import os\na = 1\nb = 2\nc = 3\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.analysis.cures.rewriting.applied import applied
-from ampscope.analysis.cures.rewriting.program import loss_outside, rows_kept
+from ampscope.analysis.cures.rewriting.edit import applied
+from ampscope.analysis.cures.rewriting.program import autocast
 from ampscope.analysis.cures.rewriting.source_file import HasPlace, files_below, read
 from ampscope.analysis.results import CodeLine
 
@@ -63,7 +63,7 @@ REGION = "    with torch.autocast('cuda'):\n"
 )
 def test_the_loss_leaves_the_region(tmp_path: Path, body: str, after: str) -> None:
     tensors = 2 if "a, b" in body else 1
-    made = changed(tmp_path, HEAD + REGION + body, lambda place: loss_outside.in_float32(place, ["net"], tensors))
+    made = changed(tmp_path, HEAD + REGION + body, lambda place: autocast.loss_in_float32(place, ["net"], tensors))
     assert made == HEAD + REGION + after
 
 
@@ -87,7 +87,7 @@ def test_the_loss_leaves_the_region(tmp_path: Path, body: str, after: str) -> No
 )
 def test_what_may_be_something_else_stays(tmp_path: Path, body: str, tensors: int) -> None:
     assert (
-        changed(tmp_path, HEAD + REGION + body, lambda place: loss_outside.in_float32(place, ["net"], tensors)) is None
+        changed(tmp_path, HEAD + REGION + body, lambda place: autocast.loss_in_float32(place, ["net"], tensors)) is None
     )
 
 
@@ -97,7 +97,7 @@ def test_a_second_region_around_it_would_hold_the_loss_still(tmp_path: Path) -> 
         + REGION
         + "        out = net(x)\n        return_(out)\n"
     )
-    assert changed(tmp_path, text, lambda place: loss_outside.in_float32(place, ["net"], 1)) is None
+    assert changed(tmp_path, text, lambda place: autocast.loss_in_float32(place, ["net"], 1)) is None
 
 
 KEPT = "    good = x.flatten(1).isfinite().all(1)\n    x, y = x[good], y[good]\n"
@@ -134,4 +134,4 @@ KEPT = "    good = x.flatten(1).isfinite().all(1)\n    x, y = x[good], y[good]\n
 def test_bad_rows_are_left_out_where_the_loop_takes_its_batch(
     tmp_path: Path, text: str, argument: str, after: str | None
 ) -> None:
-    assert changed(tmp_path, text, lambda place: rows_kept.finite_alone(place, ["net"], argument)) == after
+    assert changed(tmp_path, text, lambda place: autocast.finite_alone(place, ["net"], argument)) == after

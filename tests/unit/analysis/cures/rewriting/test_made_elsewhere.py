@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.analysis.cures.rewriting.applied import applied
-from ampscope.analysis.cures.rewriting.program import made_in_half, settings, weights_in_half
+from ampscope.analysis.cures.rewriting.edit import applied
+from ampscope.analysis.cures.rewriting.program import half, settings
 from ampscope.analysis.cures.rewriting.source_file import HasPlace, files_below, read
 from ampscope.analysis.results import CodeLine
 
@@ -125,19 +125,19 @@ class Bank:
 )
 def test_a_tensor_that_is_kept_is_made_in_float32(tmp_path: Path, maker: str, writes: str, now: str | None) -> None:
     text = BANK.replace("MADE", maker).replace("WRITES", writes)
-    after = made(tmp_path, text, writes, made_in_half.in_float32)
+    after = made(tmp_path, text, writes, half.tensor_in_float32)
     assert after == (text.replace(maker, now) if now is not None else None)
 
 
 def test_one_that_is_made_in_two_places_is_left_alone(tmp_path: Path) -> None:
     text = BANK.replace("MADE", "torch.zeros(n, dtype=torch.float16)").replace("WRITES", "self.held += x")
     text += "    def reset(self):\n        self.held = torch.zeros(3, dtype=torch.float16)\n"
-    assert made(tmp_path, text, "+= x", made_in_half.in_float32) is None
+    assert made(tmp_path, text, "+= x", half.tensor_in_float32) is None
 
 
 def test_a_name_of_another_function_is_another_tensor(tmp_path: Path) -> None:
     text = "import torch\ndef a():\n    m = torch.zeros(2).half()\n    return m\ndef b(m, x):\n    m += x\n"
-    assert made(tmp_path, text, "+= x", made_in_half.in_float32) is None
+    assert made(tmp_path, text, "+= x", half.tensor_in_float32) is None
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_number_of_the_function_is_replaced_where_it_stands_once(
 )
 def test_weights_are_float32_where_the_model_is_made(tmp_path: Path, text: str, was: str, now: str | None) -> None:
     whole = f"import ampscope\nimport torch\n{text}"
-    after = made(tmp_path, whole, "watch(", weights_in_half.in_float32)
+    after = made(tmp_path, whole, "watch(", half.weights_in_float32)
     assert after == (whole.replace(was, now) if now is not None else None)
 
 
@@ -217,5 +217,5 @@ def test_a_loss_leaves_out_what_has_no_alignment_where_it_is_made(
 )
 def test_a_list_of_tensors_is_made_in_float32(tmp_path: Path, loop: str, now: str | None) -> None:
     head = "import torch\nheld = [p.detach().half() for p in net.parameters()]\n"
-    after = made(tmp_path, head + loop, ".mul_", made_in_half.in_float32)
+    after = made(tmp_path, head + loop, ".mul_", half.tensor_in_float32)
     assert after == (head.replace("half", now) + loop if now is not None else None)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from ampscope.analysis.cures import own_words
-from ampscope.analysis.cures.rewriting.applied import applied
-from ampscope.analysis.cures.rewriting.names.scopes import Kind, scope_at
+from ampscope.analysis.cures.rewriting.edit import applied
+from ampscope.analysis.cures.rewriting.names import Kind, scope_at
 from ampscope.analysis.cures.rewriting.source_file import files_below, read
 from ampscope.analysis.results import FormTried, SourceLine
 from ampscope.trace.schema import Form

@@ -8,8 +8,8 @@ import pytest
 
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.program_lines import Program
-from ampscope.analysis.cures.rewriting.applied import applied
-from ampscope.analysis.cures.rewriting.forms.conversions import converted
+from ampscope.analysis.cures.rewriting.edit import applied
+from ampscope.analysis.cures.rewriting.forms.precision import converted
 from ampscope.analysis.cures.rewriting.source_file import files_below, read
 from ampscope.analysis.results import FormTried, SourceLine
 from ampscope.trace.schema import LOSS_CODE, Form

@@ -10,12 +10,9 @@ from typing import Any
 import pytest
 
 from ampscope import diagnose, open_run
-from ampscope.analysis.overview.ranks.rank_states import Life
-from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_at_a_glance
+from ampscope.analysis.overview.ranks.ranks import COLUMNS, ROWS, CellState, Life, Ranks, ranks_at_a_glance, ranks_story
 from ampscope.analysis.overview.ranks.replicas import Shared
-from ampscope.analysis.overview.ranks.step_grid import COLUMNS, ROWS, CellState
-from ampscope.analysis.overview.ranks.story import ranks_story
-from ampscope.report.html.parts.ranks import bad_rows
+from ampscope.report.html.parts.tables import bad_rows
 from ampscope.trace.schema import EventKind, ReplayStatus
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 from tests.support.scenes import BAD_STEP

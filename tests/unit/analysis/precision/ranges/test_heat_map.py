@@ -11,8 +11,7 @@ import pytest
 from ampscope import open_run
 from ampscope.analysis.precision.ranges.heat_map import HeatMap, HeatRow, Measure, View, groups, heat_map
 from ampscope.analysis.precision.ranges.measured import MeasuredRun, measured_places
-from ampscope.analysis.precision.ranges.places import Group
-from ampscope.analysis.precision.ranges.sampled_steps import ALL
+from ampscope.analysis.precision.ranges.places import ALL, Group
 from ampscope.trace.schema import Node, Phase, ReplayStatus, Source
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.growing import RATE, UNMEASURED, growing

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from ampscope.analysis.replay.compare.comparison import compare
-from ampscope.analysis.replay.compare.results import Comparison, Divergence, Kind, Likeness
+from ampscope.analysis.replay.compare.results import Comparison, Divergence, Kind, Likeness, parted_in_words
 from ampscope.analysis.replay.compare.sides import chosen
-from ampscope.analysis.replay.compare.words import parted_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.report.wording.comparison_words import apart_words
 from ampscope.trace.schema import Cast, Node

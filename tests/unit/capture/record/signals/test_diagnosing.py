@@ -12,7 +12,7 @@ import pytest
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.capture.record.signals.alert import Alert, AlertKind
 from ampscope.capture.record.signals.diagnosing import Diagnosing, diagnosed
-from ampscope.report.json.plain import as_plain
+from ampscope.report.json import as_plain
 from tests.support.paths import ROOT
 
 SAMPLES = ROOT / "sample_logs"

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import ampscope
-from ampscope.analysis.precision.plan.plan import plan
+from ampscope.analysis.precision.plan import plan
 from ampscope.analysis.scale.answer import scale_answer
-from ampscope.report.wording.plan_words import notes
-from ampscope.report.wording.window_words import sentences
+from ampscope.report.wording.precision_words import notes
+from ampscope.report.wording.scale_words import sentences
 from ampscope.trace.schema import Node, Table
 from tests.support.training.small_loop import here
 

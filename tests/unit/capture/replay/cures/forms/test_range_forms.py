@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.analysis.words.scale_words import in_words
+from ampscope.analysis.words import in_words
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import Form, ReplayRow, Table
 from tests.support.primary import primary_incident

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.analysis.precision.audit.audit import audit
+from ampscope.analysis.precision.audit import audit
 from ampscope.capture.step.ending.looks.audit import widened
 from ampscope.capture.step.ending.looks.audit.audit import EAGERLY
 from ampscope.capture.step.ending.looks.audit.audit_rows import OTHER_DRAWS

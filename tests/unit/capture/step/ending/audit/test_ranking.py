@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.analysis.precision.audit.audit import Audit, audit
-from ampscope.analysis.precision.audit.op_losses import Loss
+from ampscope.analysis.precision.audit import Audit, audit
+from ampscope.analysis.precision.op_losses import Loss
 from tests.support.training.twin_runs import Loop, train_both
 from tests.unit.capture.step.ending.audit.nets import Net, Shifted, Twins, loop, shifted
 

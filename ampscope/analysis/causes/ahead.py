@@ -1,0 +1,222 @@
+"""What has not happened yet: values that come close to the end of their dtype, or are on their way there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ampscope.analysis.causes import untried
+from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
+from ampscope.analysis.causes.untried import USE_BFLOAT16, float32_region
+from ampscope.analysis.results import Remedy
+from ampscope.analysis.words import number
+from ampscope.trace.dtypes import FINFO
+from ampscope.trace.schema import Change
+from ampscope.trace.vocabulary import Cause, Severity
+
+_RECOGNISED_IN = "analysis.diagnosis.risks"
+_BFLOAT16 = replace(USE_BFLOAT16, untried=untried.AHEAD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Near(Reason):
+    """A result that is close to the end of its dtype."""
+
+    dtype: str
+    largest: float
+    bits: float  #: factors of two that are left
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moving(Reason):
+    """A magnitude that grows, or falls, towards the end of its dtype."""
+
+    dtype: str
+    newest: float
+    step: int  #: when that was
+    since: int  #: the step since which it has gone on like that
+    bits_per_step: float
+    at: int  #: the step at which it gets there, most likely
+    low: int  #: not before this one,
+    high: int  #: nor after it
+    others: int = 0  #: further places that are on their way
+
+    @property
+    def pace(self) -> str:
+        """How fast, as people say it: ``by 2 % a step``, or the steps in which it doubles."""
+        percent = 100 * abs(2.0**self.bits_per_step - 1)
+        if percent >= 1:
+            return f"by {percent:.2g} % a step"
+        return f"by half in {1 / abs(self.bits_per_step):,.0f} steps" if self.bits_per_step < 0 else self._doubling
+
+    @property
+    def _doubling(self) -> str:
+        return f"twofold in {1 / abs(self.bits_per_step):,.0f} steps"
+
+    @property
+    def when(self) -> str:
+        """The step, and where it lies."""
+        return f"at about step {self.at:,} (between {self.low:,} and {self.high:,})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideWindow(Reason):
+    """A loss scale that is smaller than what saves the gradients."""
+
+    scale: float
+    low: float  #: smallest scale at which nothing is lost
+    high: float  #: largest at which nothing overflows
+    share: float  #: of the gradients' non-zero values, those that are subnormal
+    zeros: float  #: of all values, those that are zero: what is lost altogether is among them
+    least: bool  #: they are so many that the smallest scale may be a larger one
+    step: int
+
+
+def _near(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if not isinstance(reason, Near):
+        return "A result is close to the end of its dtype."
+    times = f"{2.0**reason.bits:.2f} times"
+    return (
+        f"{_what(occurrence)} reached {number(reason.largest)} at step {reason.step:,}, and "
+        f"{reason.dtype} ends at {_end(reason.dtype)}: {times} as much is too much."
+    )
+
+
+def _what(occurrence: Occurrence) -> str:
+    """What was measured, at the beginning of a sentence."""
+    words = occurrence.op_in_words
+    return f"The result of {words}" if "." in occurrence.op else words[:1].upper() + words[1:]
+
+
+def _growing(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if not isinstance(reason, Moving):
+        return "A result grows towards the end of its dtype."
+    return (
+        f"{_what(occurrence)} has grown {reason.pace} since step {reason.since:,} and reached {number(reason.newest)} "
+        f"at step {reason.step:,}. If it goes on like that, it passes {_end(reason.dtype)}, where {reason.dtype} "
+        f"ends, {reason.when}.{_others(reason)}"
+    )
+
+
+def _falling(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if not isinstance(reason, Moving):
+        return "A gradient falls below what its dtype holds."
+    smallest = number(FINFO[reason.dtype].smallest_normal)
+    return (
+        f"The largest gradient that {occurrence.op_in_words} gives has fallen {reason.pace} since step "
+        f"{reason.since:,} and was {number(reason.newest)} at step {reason.step:,}, loss scale included. If it goes on "
+        f"like that, all of it is below {smallest} {reason.when}: from there {reason.dtype} loses its digits, and then "
+        f"the rest.{_others(reason)}"
+    )
+
+
+def _others(reason: Moving) -> str:
+    if not reason.others:
+        return ""
+    return f" {reason.others:,} further {'places go' if reason.others > 1 else 'place goes'} the same way."
+
+
+def _end(dtype: str) -> str:
+    """The largest number of a dtype."""
+    return number(FINFO[dtype].max)
+
+
+def _outside(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if not isinstance(reason, OutsideWindow):
+        return "The loss scale is smaller than what saves the gradients."
+    lost = f", and {reason.zeros:.0%} of all values were zero" if reason.least else ""
+    low, high = number(reason.low), number(reason.high)
+    window = (
+        f"What is left is saved from a scale of {low} on, what has become zero needs a larger one; nothing overflows "
+        f"up to {high}."
+        if reason.least
+        else f"Nothing is lost, and nothing overflows, between {low} and {high}."
+    )
+    return (
+        f"With a loss scale of {number(reason.scale)}, {reason.share:.0%} of the gradients' non-zero values were "
+        f"subnormal in float16 at step {reason.step:,}{lost}. {window}"
+    )
+
+
+def _in_float32(occurrence: Occurrence) -> Remedy:
+    if not occurrence.module:
+        return replace(float32_region(""), untried=untried.AHEAD)
+    return Remedy(
+        text=f"Run module {occurrence.module} in float32.",
+        code=f"ampscope.keep_fp32(model, [{occurrence.module!r}])",
+        kind=Change.MODULES_FP32,
+        untried=untried.AHEAD,
+    )
+
+
+def _against_range(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    return (_in_float32(occurrence), _BFLOAT16)
+
+
+def _against_growth(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    halt = Remedy(
+        text="Stop the growth: normalise what grows (a norm on queries and keys, or before the residual is added), or "
+        "use a smaller learning rate or more weight decay there.",
+        untried=untried.MEANING,
+    )
+    reason = occurrence.reason
+    wide = isinstance(reason, Moving) and reason.dtype != "float16"
+    return (halt,) if wide else (halt, *_against_range(occurrence))
+
+
+def _against_fall(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    raised = Remedy(
+        text="Let the loss scale grow sooner, so that it follows.",
+        code="scaler = torch.amp.GradScaler(growth_interval=200)",
+        untried=untried.SCALER,
+    )
+    return (raised, *_against_range(occurrence))
+
+
+def _against_scale(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    reason = occurrence.reason
+    begin = f"2.0**{_power_between(reason)}" if isinstance(reason, OutsideWindow) else "2.0**16"
+    return (
+        Remedy(
+            text="Begin with a loss scale inside that window: two bits below its upper end.",
+            code=f"scaler = torch.amp.GradScaler(init_scale={begin})",
+            untried=untried.SCALER,
+        ),
+        _BFLOAT16,
+    )
+
+
+def _power_between(reason: OutsideWindow) -> int:
+    """The largest power of two that leaves two bits to overflow, and saves the gradients."""
+    return math.floor(math.log2(max(reason.low, reason.high / 4)))
+
+
+def _entry(
+    cause: Cause,
+    noun: str,
+    sentence: Callable[[Occurrence], str],
+    remedies: Callable[[Occurrence], tuple[Remedy, ...]],
+) -> CauseEntry:
+    return CauseEntry(
+        cause=cause,
+        noun=noun,
+        sentence=sentence,
+        remedies=remedies,
+        severity=Severity.WARNING,
+        recognised_in=_RECOGNISED_IN,
+        cured_by_precision=False,
+    )
+
+
+ENTRIES = (
+    _entry(Cause.NEAR_OVERFLOW, "a value close to overflow", _near, _against_range),
+    _entry(Cause.TREND_OVERFLOW, "a value that grows towards overflow", _growing, _against_growth),
+    _entry(Cause.TREND_UNDERFLOW, "gradients that fall below float16's range", _falling, _against_fall),
+    _entry(Cause.SCALE_WINDOW, "a loss scale too small for the gradients", _outside, _against_scale),
+)

@@ -1,0 +1,296 @@
+"""Causes in which a number, or a difference, is too small for its dtype: a value, a gradient, a constant, an update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampscope.analysis.causes import untried
+from ampscope.analysis.causes.cause_entry import CauseEntry, LostBefore, Match, Occurrence, OpRule, Reason, Turn
+from ampscope.analysis.causes.state import StandsStill
+from ampscope.analysis.causes.untried import float32_region, more_range
+from ampscope.analysis.numerics import rounding
+from ampscope.analysis.origin.op_facts import Executed, flushed_by, rounded_constant
+from ampscope.analysis.results import Remedy
+from ampscope.analysis.words import number, op_in_words
+from ampscope.provenance import HowLost
+from ampscope.trace.schema import Change, Form, Phase
+from ampscope.trace.vocabulary import Cause, Severity
+
+# -- a gradient -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientLost(Reason):
+    """Gradients miss what the same step has in float32."""
+
+    how: HowLost
+    dtype: str  #: in which it was lost
+    parameter: str  #: that lost most
+    share: float  #: of the mass of its gradient
+    others: int = 0  #: further parameters that lost some
+
+
+def what_is_lost(reason: GradientLost) -> str:
+    """Which gradients miss how much, as the end of a sentence."""
+    others = f", and {reason.others:,} more parameters lose theirs" if reason.others > 1 else ""
+    others = ", and another parameter loses its own" if reason.others == 1 else others
+    if reason.share >= 0.995:
+        return f"{reason.parameter} gets no gradient at all{others}, where float32 has one"
+    return f"{reason.parameter} loses {reason.share:.0%} of its gradient{others}, which float32 keeps"
+
+
+def _stands_still(occurrence: Occurrence) -> str:
+    reason, op = occurrence.reason, occurrence.op_in_words
+    if isinstance(reason, StandsStill):
+        return reason.in_words
+    if not isinstance(reason, GradientLost):
+        return "Every gradient of the step is zero, while the same step in float32 has gradients; no op shows why."
+    if reason.how is HowLost.SATURATED:
+        return (
+            f"In {reason.dtype} the result of {op} rounds to the end of its range, where its gradient is zero, while "
+            f"float32 still tells it from the end: {what_is_lost(reason)}."
+        )
+    return (
+        f"In {reason.dtype} the result of {op} is so small beside its operands that it rounds to zero: "
+        f"{what_is_lost(reason)}."
+    )
+
+
+_WITH_LOGITS = {
+    "sigmoid": "loss = F.binary_cross_entropy_with_logits(logits.float(), target)",
+    "_softmax": "loss = F.cross_entropy(logits.float(), target)  # or: weights = scores.float().softmax(-1)",
+}
+
+
+def _against_standstill(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    name, reason = op_in_words(occurrence.op), occurrence.reason
+    if isinstance(reason, StandsStill):
+        return (reason.remedy,)
+    if isinstance(reason, GradientLost) and reason.how is HowLost.SATURATED:
+        code = next((code for op, code in _WITH_LOGITS.items() if op in occurrence.op), "y = part(x.float())")
+        text = f"Compute {name} and what follows it in float32, or use a loss that takes logits."
+        return (Remedy(text=text, code=code, untried=untried.TURN),)
+    if occurrence.explicit_half or occurrence.has_tried(Change.MODULES_FP32):
+        return ()
+    return (float32_region(occurrence.module),)
+
+
+# -- a value ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flushed(LostBefore):
+    """A value that an op needs was rounded to zero before."""
+
+    dtype: str
+    by: str  #: the op that did
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientFlushed(Reason):
+    """The gradient that an op of backward gives is rounded to zero."""
+
+    parameter: str  #: which gets none
+
+
+def flushed_operand(op: Executed) -> Flushed | None:
+    """What rounded to zero the value that ``op`` divides by or takes the logarithm of."""
+    by = flushed_by(op)
+    return Flushed(dtype=by.dtype, by=by.site.op, lost_by=by.seq) if by is not None else None
+
+
+def _too_small(occurrence: Occurrence) -> str:
+    reason, op = occurrence.reason, occurrence.op_in_words
+    if isinstance(reason, GradientLost):
+        return f"What {op} gives is below float16's smallest number and becomes 0: {what_is_lost(reason)}."
+    if isinstance(reason, GradientFlushed):
+        return (
+            f"The gradient that {op} gives is below float16's smallest number and becomes 0; {reason.parameter} gets "
+            "none at all."
+        )
+    if isinstance(reason, Flushed):
+        return f"A value that {op} needs was rounded to zero in {reason.dtype} before, by {op_in_words(reason.by)}."
+    return f"A value that {op} needs was rounded to zero before."
+
+
+def _against_underflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    if not isinstance(occurrence.reason, (GradientFlushed, GradientLost)):
+        text = "Compute the small value and what needs it in float32, where it does not become zero."
+        code = "p = x.float().softmax(-1)  # before the product, the exponential or the division that shrinks it"
+        if isinstance(occurrence.reason, Flushed) and "prod" in occurrence.reason.by:
+            code = "y = x.float().cumprod(-1)  # or, of many factors, its logarithm: x.float().log().cumsum(-1)"
+        return untried.advice(untried.TURN, text, code), *more_range(occurrence)
+    need = "Scale the loss, or raise the scale that it has: gradients this small need the room that a loss scale makes."
+    code = "scaler = torch.amp.GradScaler(init_scale=2.0**16)\nscaler.scale(loss).backward()"
+    scale = untried.advice(untried.TURN, need, code, Change.SCALE)
+    text = "Leave out the small factor in the loss, and lower the learning rate in its place."
+    return scale, untried.advice(untried.MEANING, text), *more_range(occurrence)
+
+
+# -- a constant -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantLost(LostBefore):
+    """A constant that was to keep an operand safe was rounded away."""
+
+    value: float
+    becomes: float
+    dtype: str
+
+
+def constant_lost(op: Executed, *, shown: bool = True) -> Match | None:
+    """Whether a constant that was to keep the operand from zero did not survive its dtype; who lost it may be shown."""
+    lost = rounded_constant(op)
+    if lost is None:
+        return None
+    by = lost.seq if shown else None
+    return Match(
+        Cause.EPS_UNDERFLOW, ConstantLost(value=lost.value, becomes=lost.becomes, dtype=lost.dtype, lost_by=by)
+    )
+
+
+def _optimizer_eps(op: Executed) -> Match | None:
+    """The same of the optimizer's own epsilon, which torch loses."""
+    return constant_lost(op, shown=False)
+
+
+def _rounded_away(occurrence: Occurrence) -> str:
+    reason, op = occurrence.reason, occurrence.op_in_words
+    if not isinstance(reason, ConstantLost):
+        return f"The constant that should keep the operand of {op} safe is rounded away."
+    value, becomes = number(reason.value), number(reason.becomes)
+    return f"The constant {value} that should keep the operand of {op} safe becomes {becomes} in {reason.dtype}."
+
+
+def _constant_that_survives(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    reason = occurrence.reason
+    dtype = reason.dtype if isinstance(reason, ConstantLost) else "float16"
+    if isinstance(reason, ConstantLost) and reason.becomes == 1.0:
+        code = f"p = p.clamp(max={1 - rounding.EPSILON.get(dtype, 1e-3)!r})"
+        text = f"Use a bound that {dtype} can tell from 1."
+    else:
+        eps = number(rounding.safe_eps(dtype), 3)
+        text, code = f"Use an eps that survives {dtype}: at least {eps}.", f"eps = {eps}"
+    first = Remedy(text=text, code=code, kind=Form.CONSTANT, untried=untried.TURN)
+    is_left_out = occurrence.explicit_half or occurrence.has_tried(Change.MODULES_FP32)
+    return (first,) if is_left_out else (first, float32_region(occurrence.module))
+
+
+# -- an update --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatesLost(Reason):
+    """Weights stay where they are, because their dtype rounds the optimizer's update away."""
+
+    dtype: str
+    share: float  #: of the weights
+
+
+def updates_lost(reason: UpdatesLost) -> str:
+    """The sentence on updates that do not reach the weights."""
+    return (
+        f"{reason.share:.0%} of the weights did not move in the optimizer's step: their updates are too small for "
+        f"{reason.dtype}."
+    )
+
+
+def _updates(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if isinstance(reason, StandsStill):
+        return reason.in_words
+    return updates_lost(reason) if isinstance(reason, UpdatesLost) else "The updates are too small for bfloat16."
+
+
+def _against_rounding(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    text = (
+        "Keep the parameters in float32 and let autocast choose bfloat16 op by op; small updates then reach weights "
+        "that can hold them."
+    )
+    code = "model.float()\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = step(batch)"
+    float32 = untried.advice(untried.BEFORE, text, code, Change.FP32)
+    if isinstance(occurrence.reason, StandsStill):
+        return occurrence.reason.remedy, float32
+    master = "Or give the optimizer float32 master weights, or one that rounds stochastically."
+    return float32, untried.advice(untried.SCALER, master)
+
+
+# -- a difference -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValuesLost(Reason):
+    """Values that number something are rounded to each other."""
+
+    before: int  #: different values that were read, of a sample
+    after: int  #: that are left
+    read: str  #: dtype that was read; empty where they were counted out in half precision
+    dtype: str
+
+
+def _become_few(occurrence: Occurrence) -> str:
+    reason = occurrence.reason
+    if not isinstance(reason, ValuesLost):
+        return "Many different values become few in a cast to half precision."
+    exact = f"{reason.dtype} tells all whole numbers apart only up to {rounding.WHOLE[reason.dtype]:,}"
+    what = f"different values of {reason.read}" if reason.read else "values of a grid"
+    return (
+        f"{reason.before:,} {what} become {reason.after:,} in {reason.dtype}: what they number is no longer told apart "
+        f"({exact})."
+    )
+
+
+_KEEP_APART = (
+    untried.advice(
+        untried.MEANING,
+        "Keep what numbers something in its own dtype, and cast after the difference is taken or encoded.",
+        "with torch.autocast(device_type, enabled=False):\n    encoded = encode(positions.float())",
+    ),
+)
+
+
+# -- the entries ------------------------------------------------------------------------------------------------------
+
+ENTRIES = (
+    CauseEntry(
+        cause=Cause.FP16_UNDERFLOW,
+        noun="a value too small for float16",
+        sentence=_too_small,
+        remedies=_against_underflow,
+        recognised_in="analysis.causes.mathematics",
+        cured_by_precision=True,
+    ),
+    CauseEntry(
+        cause=Cause.STAGNATION,
+        noun="gradients that half precision loses",
+        sentence=_stands_still,
+        remedies=_against_standstill,
+        recognised_in="analysis.diagnosis.silent_failures",
+        cured_by_precision=True,
+    ),
+    CauseEntry(
+        cause=Cause.INFORMATION_LOST,
+        noun="values that a cast no longer tells apart",
+        sentence=_become_few,
+        remedies=_KEEP_APART,
+        severity=Severity.WARNING,
+        recognised_in="analysis.diagnosis.silent_failures",
+        cured_by_precision=True,
+    ),
+    CauseEntry(
+        cause=Cause.EPS_UNDERFLOW,
+        noun="an epsilon that vanished in float16",
+        sentence=_rounded_away,
+        remedies=_constant_that_survives,
+        rules=(OpRule(Turn.OPTIMIZER_CONSTANT, _optimizer_eps, Phase.OPTIMIZER),),
+        cured_by_precision=True,
+    ),
+    CauseEntry(
+        cause=Cause.BF16_PRECISION,
+        noun="updates too fine for bfloat16",
+        sentence=_updates,
+        remedies=_against_rounding,
+        recognised_in="analysis.diagnosis.silent_failures",
+    ),
+)

@@ -1,1 +1,0 @@
-"""Whether a run keeps the limits that a continuous integration sets it."""

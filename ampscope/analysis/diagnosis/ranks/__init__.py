@@ -1,1 +1,0 @@
-"""Several ranks together: whose failure it was, and which replicas have parted."""

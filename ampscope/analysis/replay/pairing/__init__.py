@@ -1,1 +1,0 @@
-"""Which op of one recording is which op of another, though modules were renamed, inserted or run in another dtype."""

@@ -1,1 +1,0 @@
-"""Plain words for what the files hold as identifiers and numbers."""

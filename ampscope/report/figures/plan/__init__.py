@@ -1,1 +1,0 @@
-"""The figures of a precision plan: what modules would lose, and the loss scales that keep gradients."""

@@ -1,1 +1,0 @@
-"""Results as JSON, and the JSON Schema of each."""
