@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from ampscope.capture.torch_support.calls.threads import HomeThread
+from ampscope.capture.torch_support.calls.threads import HomeThread, origin
 
 L = TypeVar("L")
 
@@ -31,9 +31,9 @@ class Listeners(Generic[L]):
 
     def __iter__(self) -> Iterator[L]:
         """Those that what is called here concerns."""
-        found = []
+        found, here = [], origin()
         for known, home in self._known:
-            if not home.is_elsewhere and (listener := known()) is not None:
+            if home.ident in (None, here) and (listener := known()) is not None:
                 found.append(listener)
         return iter(found)
 

@@ -18,7 +18,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.calls import ScalerCall, ScalerMethod
+from ampscope.capture.events.calls import ScalerMethod
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.hooks.scaler_calls import ScalerListener, announced
 from ampscope.capture.torch_support import dynamo, guard, torch_private
@@ -257,9 +257,11 @@ def _adopted(scale: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scales_first(scale: Callable[..., Any], args: Any, _: Any) -> Any:
-    scaler, outputs = args
-    new = [joined for joined in (listener.adopt(scaler) for listener in _listeners) if joined is not None]
-    return announced(new, ScalerCall(ScalerMethod.SCALE, (outputs,), {}), lambda: scale(scaler, outputs))
+    new = []
+    for listener in _listeners:
+        if (joined := listener.adopt(args[0])) is not None:
+            new.append(joined)
+    return announced(new, ScalerMethod.SCALE, args[1:], {}, partial(scale, *args))
 
 
 def _announced(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -136,6 +136,8 @@ class StepTape(StepObserver):
 
     def stop(self) -> bool:
         """Puts nothing more onto the tape; returns whether it was listening."""
+        if not self.mode.inserted:
+            return False
         with self.guard:
             return self.mode.remove()
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from enum import Enum, auto
+from enum import IntEnum, auto
 
 from ampscope.capture.events.open_step import OpenStep
 
@@ -14,7 +14,7 @@ FIRST_TURNS = 4
 LEARNED_STEPS = 2
 
 
-class State(Enum):
+class State(IntEnum):  # whose members are hashed in C
     """Where a step is."""
 
     IDLE = auto()  #: no watched forward has run since the last step ended
@@ -25,7 +25,7 @@ class State(Enum):
     JUDGING = auto()  #: inside a replay of AMPscope's own
 
 
-class Moment(Enum):
+class Moment(IntEnum):
     """What moves a step from one state to the next."""
 
     BEGINS = auto()  #: the first watched forward

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, Concatenate, ParamSpec
 
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.step.own_work import OwnWork
+from ampscope.capture.torch_support.guard import Guard
 
 P = ParamSpec("P")
 
@@ -46,8 +48,9 @@ class Observers:
 
     def __init__(self, own: OwnWork, **parts: StepObserver) -> None:
         self._own = own
-        self._told = {
-            event: tuple(parts[name] for name in names.split() if name in parts) for event, names in ORDER.items()
+        self._told: dict[str, list[tuple[Callable[..., None], Guard]]] = {
+            event: [(getattr(parts[name], event), parts[name].guard) for name in names.split() if name in parts]
+            for event, names in ORDER.items()
         }
 
     def tell(self, event: Callable[Concatenate[Any, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -55,11 +58,13 @@ class Observers:
 
         A fault in one observer breaks its guard, which reports it, and the others hear of the event all the same.
         """
-        name = event.__name__
-        with self._own:
-            for observer in self._told[name]:
-                try:  # as ``with observer.guard``, which is two calls more for each of some fifty a step
-                    getattr(observer, name)(*args, **kwargs)
-                except BaseException as error:
-                    if not observer.guard.catches(error):
-                        raise
+        if self._own.thread != get_ident():
+            with self._own:
+                self.tell(event, *args, **kwargs)
+            return
+        for told, guard in self._told[event.__name__]:
+            try:  # as ``with guard``, which is two calls more for each of some fifty a step
+                told(*args, **kwargs)
+            except BaseException as error:
+                if not guard.catches(error):
+                    raise

@@ -38,6 +38,7 @@ class OwnWork:
 
     Attributes:
         may_be_unwanted: CUDA was in use when the latest step began, so `is_unwanted` is to be asked.
+        thread: The one that is in it now; None where none is.
     """
 
     def __init__(self, pause: Pause, say: Callable[[str], object]) -> None:
@@ -50,6 +51,7 @@ class OwnWork:
         self._alone = NoCollectives()
         self._may_communicate = True  # as of the latest step's begin
         self._depth = 0
+        self.thread: int | None = None
         self._started = 0.0
         self._taken = 0.0
         self._alone_in = threading.RLock()
@@ -118,10 +120,12 @@ class OwnWork:
             self._plain.enter()
             if self._may_communicate:
                 self._alone.enter()
+            self.thread = threading.get_ident()
         return self
 
     def __exit__(self, *_: Any) -> None:
         if self._depth == 1:
+            self.thread = None
             if self._alone.is_on:
                 self._alone.leave()
             self._plain.leave()

@@ -158,7 +158,7 @@ def remove_dispatch_mode(mode: TorchDispatchMode) -> None:
     dispatch_stack.remove(mode)
 
 
-def past_modes(tensors: Iterable[Tensor] = ()) -> tuple[Any, ...]:
+def past_modes(tensors: Iterable[Tensor | None] = ()) -> tuple[Any, ...]:
     """Contexts in which ops on these tensors run past all modes, if they are plain; for a few ops that come often."""
     are_plain = _PLAIN.issuperset(map(type, tensors))
     return (_past_dispatch(), _past_functions()) if are_plain else (nullcontext(), nullcontext())

@@ -15,7 +15,6 @@ from ampscope.capture.hooks import process_hooks
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls.backward_call import backward_seeds
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import user_place
 from ampscope.capture.usage.mistake import Mistake, ReportMistake
 from ampscope.capture.usage.usage_watch import UsageWatch
@@ -75,7 +74,7 @@ class UsageObserver(StepObserver):
         elif call.method is ScalerMethod.UNSCALE:
             self._usage.before_unscale(call.number, call.argument, by_loop=call.by_loop)
         elif call.method is ScalerMethod.STEP:
-            on_device = OptimizerView(call.argument).decides_on_device
+            on_device = torch_private.steps_on_device(call.argument)
             self._usage.before_step(call.number, call.argument, on_device=on_device)
         elif call.method is ScalerMethod.UPDATE:
             self._usage.before_update(call.number, by_hand=call.argument is not None)

@@ -37,7 +37,10 @@ class Ambient(NamedTuple):
     @property
     def autocast_dtype(self) -> torch.dtype | None:
         """The dtype of the enabled autocast region, the accelerator's first; None outside."""
-        return next((region.dtype for region in reversed(self.regions) if region.enabled), None)
+        for region in reversed(self.regions):
+            if region.enabled:
+                return region.dtype
+        return None
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
