@@ -230,7 +230,11 @@ class Scope(Configurable):
         for watch in self._scalers:
             if watch.scaler is scaler:
                 return None
-        if not self._home.is_known or self._steps.gives_way_to_capture() or not (self._steps.in_progress or not self._scalers):
+        if (
+            not self._home.is_known
+            or self._steps.gives_way_to_capture()
+            or not (self._steps.in_progress or not self._scalers)
+        ):
             return None
         number, guard = self._recorder.next_scaler + len(self._scalers), self._guard("the scaler's history")
         self._scalers.append(ScalerWatch(scaler, number, self._steps, guard, self._home))

@@ -149,6 +149,7 @@ class ScalerCall:
         result: Known when the call has ended.
         state: The scaler's, before a step or an update.
         attempt: The attempt that ``step`` made.
+        ambient: The loop's autocast and grad mode, where a ``scale`` is not heard by the tape's mode.
     """
 
     def __init__(self, method: ScalerMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -161,6 +162,7 @@ class ScalerCall:
         self.result: Any = None
         self.state: ScaleState | None = None
         self.attempt: StepAttempt | None = None
+        self.ambient: Ambient | None = None
 
     @property
     def scaling(self) -> ScaleState:

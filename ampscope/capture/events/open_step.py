@@ -93,17 +93,20 @@ class OpenStep:
     def loss_known_bad(self) -> bool:
         """Whether a loss is non-finite, as far as the host knows without waiting for the device."""
         for parcel in self.parcels:
-            loss = parcel.values()["loss"] if parcel.arrived else None
-            if loss is not None and loss - loss != 0:
-                return True
+            if parcel.is_here or parcel.arrived:
+                loss = parcel.values()["loss"]
+                if loss is not None and loss - loss != 0:
+                    return True
         return False
 
     def known_loss(self) -> float | None:
         """Mean of the losses; None without any, or where the host does not know them all without waiting."""
-        if not self.parcels or not all(parcel.arrived for parcel in self.parcels):
-            return None
-        known = [parcel.values()["loss"] for parcel in self.parcels]
-        return sum(value for value in known if value is not None) / len(known)
+        total = 0.0
+        for parcel in self.parcels:
+            if not (parcel.is_here or parcel.arrived):
+                return None
+            total += parcel.values()["loss"] or 0.0
+        return total / len(self.parcels) if self.parcels else None
 
     def mean_loss(self) -> Tensor | None:
         """Mean of the losses as one device scalar; None without any."""

@@ -110,7 +110,6 @@ def _put(kind: type, method: ScalerMethod) -> None:
 
 def _announced(method: ScalerMethod, original: Callable[..., Any]) -> Callable[..., Any]:
     """A method that is announced where somebody listens; that of a base, which a subclass's own calls, is not again."""
-
     name = method.value
 
     @wraps(original)
@@ -129,4 +128,6 @@ def _announced(method: ScalerMethod, original: Callable[..., Any]) -> Callable[.
 
 def _called(scaler: Any, method: ScalerMethod, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     watched = _found(scaler)
-    return announced(watched.present if watched is not None else (), method, args, kwargs, partial(call, *args, **kwargs))
+    return announced(
+        watched.present if watched is not None else (), method, args, kwargs, partial(call, *args, **kwargs)
+    )

@@ -99,26 +99,26 @@ class StepTape(StepObserver):
                 self.mode.recording, self.mode.edits = True, None
                 self._listener.is_unheard()
 
-    def scaled(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
-        """Runs a scaler's ``scale``; of torch's own, given one loss, it is known what it computes."""
-        mode, loss = self.mode, call.argument
-        listens = mode.inserted and mode.recording and not mode.forms.of_step
-        if not listens or type(call.scaler) is not torch.amp.GradScaler or type(loss) is not Tensor:
-            return proceed()
-        return self.unheard(partial(self._scaled, call, proceed))
+    def steps_aside(self, call: ScalerCall) -> bool:
+        """Leaves torch's stack for a call of a scaler's, until `TapeMode.step_back`; returns whether it was there.
 
-    def _scaled(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
-        result, loss = proceed(), call.argument
-        self._pause.begin_aside()
-        with self.guard:
-            scale = torch_private.scaler_tensors(call.scaler)[0]
-            if scale is not None and isinstance(result, Tensor):
-                place, around = user_place() or NOWHERE, call_state.current(call_state.device_types())
-                known: dict[str, Any] = {"ambient": around, "place": place, "random": None, "originals": {}}
-                self._tape.function_call(torch.mul, (loss, scale), {}, result, **known, in_place=False)
-                self._listener.scaled(loss, scale, result)
-        self._pause.end_glance()
-        return result
+        Not for a ``scale`` of which it is not known what it computes: another's than torch's, or of several losses.
+        """
+        mode = self.mode
+        if mode.inserted and call.method is ScalerMethod.SCALE:
+            is_plain = type(call.scaler) is torch.amp.GradScaler and type(call.argument) is Tensor
+            if not is_plain or not mode.recording or mode.forms.of_step:
+                return False
+            call.ambient = call_state.current(call_state.device_types())
+        return mode.step_aside()
+
+    def _scaled(self, call: ScalerCall, ambient: Ambient) -> None:
+        """Puts a ``scale`` onto the tape that was not heard."""
+        result, loss, scale = call.result, call.argument, torch_private.scaler_tensors(call.scaler)[0]
+        if scale is not None and isinstance(result, Tensor):
+            known: dict[str, Any] = {"place": user_place() or NOWHERE, "random": None, "originals": {}}
+            self._tape.function_call(torch.mul, (loss, scale), {}, result, ambient=ambient, **known, in_place=False)
+            self._listener.scaled(loss, scale, result)
 
     def unheard(self, call: Callable[[], Any]) -> Any:
         """Runs a call of torch's own, of which nothing is to be heard."""
@@ -326,6 +326,8 @@ class StepTape(StepObserver):
     def scaler_call_ended(self, call: ScalerCall) -> None:
         """Marks what multiplied a loss with the loss scale."""
         if call.method is ScalerMethod.SCALE:
+            if call.ambient is not None:
+                self._scaled(call, call.ambient)
             self._tape.mark_scaled(list(tensor_tree.tensors(call.result)))
         elif self._evaluation.backwards:
             by_loop = call.method is ScalerMethod.UNSCALE and call.by_loop

@@ -97,22 +97,21 @@ class StepCycle:
     @contextlib.contextmanager
     def inside(self, state: State) -> Iterator[None]:
         """Runs the body inside ``state``, and what lies around it goes on afterwards."""
-        self._inside.append(state)
+        self.enter(state)
         try:
             yield
         finally:
-            if state in self._inside:  # what came from outside has not had it cleared
-                self._inside.remove(state)
+            self.leave(state)
 
-    def enter_optimizer(self) -> None:
-        """An optimizer begins to change its parameters; as `inside`, where begin and end are two hooks."""
-        self._inside.append(State.STEPPING)
+    def enter(self, state: State) -> None:
+        """What follows is inside ``state``, until `leave`; as `inside`, where begin and end are two hooks."""
+        self._inside.append(state)
+
+    def leave(self, state: State) -> None:
+        """It has ended, or never began, or was cleared by what came from outside; safe to call twice."""
+        if state in self._inside:
+            self._inside.remove(state)
 
     def start_afresh(self) -> None:
         """Nothing of the run goes on any more: what comes from outside has broken it off."""
         self._inside.clear()
-
-    def leave_optimizer(self) -> None:
-        """It has ended, or never began; safe to call twice."""
-        if State.STEPPING in self._inside:
-            self._inside.remove(State.STEPPING)

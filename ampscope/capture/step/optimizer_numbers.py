@@ -69,6 +69,13 @@ class OptimizerNumbers:
             known.index = self._taken_over(optimizer)
         return known.index
 
+    def begins(self, handed: Any) -> tuple[Any, int, int]:
+        """Who steps where a scaler has ``handed`` step, or the loop itself: that optimizer, its number, its step."""
+        known = self._of(handed)
+        optimizer = known.optimizer()
+        index = self.index_of(optimizer) if known.index is None else known.index
+        return optimizer, index, self._next_step.get(index, 0)
+
     def who_steps(self, handed: Any) -> Any:
         """The optimizer that steps where a scaler has ``handed`` step: that itself, or one of torch's behind it."""
         return self._of(handed).optimizer()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -167,8 +166,11 @@ class StepWatch:
         listening = self._tape.stop() or listening
         self._backward_began(args, kwargs)
         try:
-            with self._cycle.inside(State.BACKWARD):
+            self._cycle.enter(State.BACKWARD)
+            try:
                 result = call(*args, **kwargs)
+            finally:
+                self._cycle.leave(State.BACKWARD)
         except BaseException as error:
             leave = self.give_up if isinstance(error, Exception) else self.abandon  # Ctrl+C does not wait for a verdict
             leave("a part of the step was lost to an exception in backward")
@@ -208,11 +210,14 @@ class StepWatch:
 
     def scaler_call(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """Runs a call of a scaler, and returns what it returned."""
-        self._scaler_call_began(call)
-        scales = call.method is ScalerMethod.SCALE
-        run = partial(self._tape.scaled, call, proceed) if scales else partial(self._tape.unheard, proceed)
-        call.result = self._unless_lost(run)
-        self._scaler_call_ended(call)
+        aside = self._tape.steps_aside(call)
+        try:
+            self._scaler_call_began(call)
+            call.result = self._unless_lost(proceed)
+            self._scaler_call_ended(call)
+        finally:
+            if aside:
+                self._tape.mode.step_back()
         return call.result
 
     def _unless_lost(self, proceed: Callable[[], Any]) -> Any:

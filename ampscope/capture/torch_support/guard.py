@@ -65,10 +65,12 @@ class Suppressed:
 def surely(remove: Callable[[], object], *, tries: int = 2) -> None:
     """Takes something away that AMPscope has put into the process; tries once more where that has failed."""
     for _ in range(tries):
-        attempt = Suppressed()
-        with attempt:
+        try:
             remove()
-        if attempt.error is None:
+        except BaseException as error:
+            if not _is_fault(error):
+                raise
+        else:
             return
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ampscope.capture.torch_support import guard, tensor_tree, torch_private
+from ampscope.capture.torch_support import guard, tensor_tree
 
 #: What an optimizer does all at once, and a copy is told not to: each parameter by itself is what can be read.
 _AT_ONCE = {"foreach": False, "fused": False}

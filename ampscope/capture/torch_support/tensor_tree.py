@@ -45,6 +45,11 @@ def tensors(value: Any) -> Iterator[Tensor]:
         yield from _Walk().tensors(value, _DEPTH)
 
 
+def tensor_list(value: Any) -> list[Tensor]:
+    """The same as a list; most often it is one tensor alone."""
+    return [value] if isinstance(value, Tensor) else list(tensors(value))
+
+
 def rebuild(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:
     """``value`` with every leaf of type ``kind`` replaced by ``change(leaf)``; containers are copied, never edited."""
     return _Rebuilding(change, kind).of(value, _DEPTH)

@@ -128,6 +128,9 @@ def insert_function_mode(mode: TorchFunctionMode) -> None:
 
     Only the mode of ``torch.set_default_device`` stays below: torch insists on that.
     """
+    if not function_stack.length():
+        function_stack.push(mode)
+        return
     stack = function_modes()
     above = 1 if stack and stack[0] is default_device_mode() else 0
     function_stack.become([*stack[:above], mode, *stack[above:]])

@@ -72,10 +72,10 @@ class UsageObserver(StepObserver):
         elif call.method in (ScalerMethod.UNSCALE, ScalerMethod.STEP) and _has_scaled_nothing(call.scaler):
             self._usage.nothing_scaled(call.argument)
         elif call.method is ScalerMethod.UNSCALE:
-            self._usage.before_unscale(call.number, call.argument, by_loop=call.by_loop)
+            self._usage.before_unscale(call.number, call.argument, call.place, by_loop=call.by_loop)
         elif call.method is ScalerMethod.STEP:
             on_device = torch_private.steps_on_device(call.argument)
-            self._usage.before_step(call.number, call.argument, on_device=on_device)
+            self._usage.before_step(call.number, call.argument, call.place, on_device=on_device)
         elif call.method is ScalerMethod.UPDATE:
             self._usage.before_update(call.number, by_hand=call.argument is not None)
 
@@ -87,7 +87,7 @@ class UsageObserver(StepObserver):
         elif call.method is ScalerMethod.GET_SCALE:
             self._usage.scale_read(call.result)
         elif call.method is ScalerMethod.UNSCALE:
-            self._usage.after_unscale(call.number, call.argument, by_loop=call.by_loop)
+            self._usage.after_unscale(call.number, call.argument, call.place, by_loop=call.by_loop)
         elif call.method is ScalerMethod.STEP:
             self._usage.after_step(call.number, call.argument)
         elif call.method is ScalerMethod.UPDATE:

@@ -64,6 +64,9 @@ class StateSnapshot:
             self.held.keep(self._attributes)
         self._review()
         self._taken_at = self._revision
+        self._in_attributes = []
+        if not (self._candidates or self._copies or self.held or self.keeps_before):
+            return
         with torch.no_grad():
             self._in_attributes = self.held.now() if self.held else []
             live = [tensor for tensor in (*self._candidates, *self._nested()) if self._may_change(tensor)]

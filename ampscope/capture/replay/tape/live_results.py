@@ -88,7 +88,8 @@ class LiveResults:
 
     def forget_written(self) -> None:
         """What was written in place until now, and is small enough to be copied, comes from outside from now on."""
-        self._forget_all_but({key: known for key, known in self.by_id.items() if not known.is_history})
+        if self.by_id:
+            self._forget_all_but({key: known for key, known in self.by_id.items() if not known.is_history})
 
     def let_go_of_values(self) -> None:
         """From now on what has no history of its own comes from outside, whoever has made it."""

@@ -93,8 +93,7 @@ class Attempts:
             scaling: The scaler's state; None without one.
             place: The user's line, where it is known.
         """
-        opened, optimizer = self.cycle.opened, self.optimizers.who_steps(handed)
-        index, step = self.optimizers.index_of(optimizer), self.optimizers.step_of(optimizer)
+        opened, (optimizer, index, step) = self.cycle.opened, self.optimizers.begins(handed)
         norm = opened.norms.get(id(optimizer))
         return self._ready(StepAttempt(optimizer, index, step, scaling, opened, norm, handed=handed), place)
 

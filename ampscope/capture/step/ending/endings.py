@@ -82,7 +82,7 @@ class Endings:
             raise
         finally:
             self.attempts.current = None
-            self._cycle.leave_optimizer()
+            self._cycle.leave(State.STEPPING)
         with self._own:
             unheard, healed = not (attempt.stepped or attempt.on_device), False
             with self._guard:
@@ -108,7 +108,7 @@ class Endings:
             return
         with self._own:
             self.attempts.current = None
-            self._cycle.leave_optimizer()
+            self._cycle.leave(State.STEPPING)
             if attempt.late:
                 self.attempts.check_the_rest(attempt)
                 with self._guard:
@@ -126,7 +126,7 @@ class Endings:
             raise
         finally:
             self.attempts.current = None
-            self._cycle.leave_optimizer()
+            self._cycle.leave(State.STEPPING)
 
     @property
     def is_idle(self) -> bool:
@@ -183,7 +183,7 @@ class Endings:
         """The closure of an optimizer is about to run forward and backward, once more if it has been run before."""
         self._in_closure = True
         if self._evaluating is optimizer:
-            self._cycle.leave_optimizer()
+            self._cycle.leave(State.STEPPING)
             if self.attempts.current is not None:
                 self._tape.weights_moved()
 
@@ -202,7 +202,7 @@ class Endings:
             self.attempts.gradients_complete()
             self._tape.stop()
             self.attempts.check(self.attempts.current)
-            self._cycle.enter_optimizer()
+            self._cycle.enter(State.STEPPING)
 
     def _closure_lost(self, optimizer: Optimizer) -> None:
         """The closure was left by an exception, and so was the optimizer."""
@@ -223,7 +223,7 @@ class Endings:
         """
         if self._cycle.state is not State.STEPPING or steps_running() - another_begins >= self._steps_running:
             return False
-        self._cycle.leave_optimizer()
+        self._cycle.leave(State.STEPPING)
         self._evaluating = self.attempts.current = None
         self._tape.weights_moved()  # as far as it came
         return True
@@ -242,7 +242,7 @@ class Endings:
         if attempt is None or (attempt.optimizer is not optimizer and self._stepping is not optimizer):
             return
         self._stepping = None
-        self._cycle.leave_optimizer()
+        self._cycle.leave(State.STEPPING)
         with self._guard:
             self._incidents.look_at_weights(attempt)
         if attempt.scaling is None or attempt is self._awaited:
@@ -252,7 +252,7 @@ class Endings:
     def _steps(self, attempt: StepAttempt, optimizer: Optimizer) -> None:
         """The optimizer of an attempt, or what steps for it, is about to write into its parameters."""
         attempt.stepped, attempt.late, self._stepping = True, False, optimizer
-        self._cycle.enter_optimizer()
+        self._cycle.enter(State.STEPPING)
         self._steps_running = steps_running()
         self.attempts.check_the_rest(attempt)
         self._observers.tell(StepObserver.optimizer_steps, attempt)
