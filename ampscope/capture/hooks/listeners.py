@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from threading import get_ident
 from typing import Generic, TypeVar
 
-from ampscope.capture.torch_support.calls.threads import HomeThread, origin
+from ampscope.capture.torch_support.calls.threads import HomeThread
 
 L = TypeVar("L")
 
@@ -31,9 +32,10 @@ class Listeners(Generic[L]):
 
     def __iter__(self) -> Iterator[L]:
         """Those that what is called here concerns."""
-        found, here = [], origin()
+        found = []
         for known, home in self._known:
-            if home.ident in (None, here) and (listener := known()) is not None:
+            is_here = home.ident == get_ident() or not home.is_elsewhere
+            if is_here and (listener := known()) is not None:
                 found.append(listener)
         return iter(found)
 

@@ -257,10 +257,8 @@ def _adopted(scale: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scales_first(scale: Callable[..., Any], args: Any, _: Any) -> Any:
-    new = []
-    for listener in _listeners:
-        if (joined := listener.adopt(args[0])) is not None:
-            new.append(joined)
+    joined = [listener.adopt(args[0]) for listener in _listeners]
+    new = [listener for listener in joined if listener is not None]
     return announced(new, ScalerMethod.SCALE, args[1:], {}, partial(scale, *args))
 
 

@@ -127,7 +127,7 @@ def _announced(method: ScalerMethod, original: Callable[..., Any]) -> Callable[.
 
 
 def _called(scaler: Any, method: ScalerMethod, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    watched = _found(scaler)
-    return announced(
-        watched.present if watched is not None else (), method, args, kwargs, partial(call, *args, **kwargs)
-    )
+    watched = _watched.get(id(scaler))
+    if watched is None or watched.scaler() is not scaler:
+        return call(*args, **kwargs)
+    return announced(watched.present, method, args, kwargs, partial(call, *args, **kwargs))

@@ -429,8 +429,3 @@ class StepTape(StepObserver):
     def calls(self) -> Tape:
         """The calls of the step so far."""
         return self._tape
-
-    @property
-    def broken(self) -> bool:
-        """Whether the tape has switched itself off."""
-        return self.guard.broken

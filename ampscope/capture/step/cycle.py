@@ -61,17 +61,13 @@ class StepCycle:
         self.opened = OpenStep(0.0)  #: the step itself, the latest where none is open
         self.attempts = 0  #: of steps, in this process
         self._state = State.IDLE
+        self.is_open = False  #: a watched forward has begun a step that no optimizer has ended
         self._inside: list[State] = []  # BACKWARD, STEPPING and JUDGING, the innermost last
 
     @property
     def state(self) -> State:
         """Where the step is now."""
         return self._inside[-1] if self._inside else self._state
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a watched forward has begun a step that no optimizer has ended."""
-        return self._state is not State.IDLE
 
     @property
     def is_learning(self) -> bool:
@@ -91,6 +87,7 @@ class StepCycle:
     def on(self, moment: Moment) -> bool:
         """Goes where `TRANSITIONS` leads; returns whether that is another state."""
         before, self._state = self._state, TRANSITIONS[self._state].get(moment, self._state)
+        self.is_open = self._state is not State.IDLE
         self.attempts += moment is Moment.ENDS
         return self._state is not before
 

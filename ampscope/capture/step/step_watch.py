@@ -95,9 +95,9 @@ class StepWatch:
             self._tape.stop()
             self._cycle.on(Moment.CALLS)
             call = ModuleCall(module, args, kwargs, self._own.ambient, self._cycle.is_learning, through)
-            if not self._tape.broken:
+            if not self._tape.guard.broken:
                 self._observers.tell(StepObserver.call_began, call)
-            return None if self._tape.broken else call
+            return None if self._tape.guard.broken else call
 
     def leave(self, call: ModuleCall | None, result: Any) -> None:
         """The call has returned."""
@@ -213,27 +213,27 @@ class StepWatch:
         aside = self._tape.steps_aside(call)
         try:
             self._scaler_call_began(call)
-            call.result = self._unless_lost(proceed)
+            try:
+                call.result = proceed()
+            except Exception:
+                self._observers.tell(StepObserver.scaler_call_lost)
+                raise
             self._scaler_call_ended(call)
         finally:
             if aside:
                 self._tape.mode.step_back()
         return call.result
 
-    def _unless_lost(self, proceed: Callable[[], Any]) -> Any:
-        """Runs what a scaler does; of an exception that leaves it is told."""
-        try:
-            return proceed()
-        except Exception:
-            self._observers.tell(StepObserver.scaler_call_lost)
-            raise
-
     def scaler_step(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """Runs ``scaler.step``; of the run's own optimizers it is an attempt at a step."""
         optimizer = call.argument
         if self.optimizers.owns(optimizer):
             self._scaler_call_began(call)
-            call.result, call.attempt = self._unless_lost(lambda: self._endings.through_scaler(call, proceed))
+            try:
+                call.result, call.attempt = self._endings.through_scaler(call, proceed)
+            except Exception:
+                self._observers.tell(StepObserver.scaler_call_lost)
+                raise
         else:  # how another model's optimizer is used is no concern of this run
             self._endings.attempts.gradients_complete()
             call.result = self._tape.unheard(proceed)
@@ -325,7 +325,7 @@ class StepWatch:
 
     def part_failed(self) -> None:
         """A guard has caught a fault: what the faulty part had installed goes."""
-        if self._tape.broken:
+        if self._tape.guard.broken:
             self.abandon()
         if self._live.broken:
             self._live.drop()

@@ -117,5 +117,5 @@ class UsageObserver(StepObserver):
 
 def _has_scaled_nothing(scaler: Any) -> bool:
     """Whether a ``GradScaler`` has scaled no loss: it refuses to unscale and to step then."""
-    of_torch = isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled()
-    return of_torch and torch_private.scaler_tensors(scaler)[0] is None
+    scale = torch_private.scaler_tensors(scaler)[0]
+    return scale is None and isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled()

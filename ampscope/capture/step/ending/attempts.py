@@ -243,7 +243,7 @@ class Attempts:
         """Makes an incident of what is ``bad``, unless the attempt has one."""
         if bad is not None and not attempt.bad:
             self._carried.suffered()
-            self._judge(attempt, bad, None if self.tape.broken else recording or self.recording())
+            self._judge(attempt, bad, None if self.tape.guard.broken else recording or self.recording())
 
     def recording(self) -> TapedStep:
         """What it takes to run the present step again."""

@@ -85,21 +85,28 @@ class Endings:
             self._cycle.leave(State.STEPPING)
         with self._own:
             unheard, healed = not (attempt.stepped or attempt.on_device), False
-            with self._guard:
-                if attempt.on_device:
-                    self.attempts.postpone(attempt)
-                elif unheard and self.attempts.was_skipped(attempt):
-                    self.attempts.skipped(attempt)
-                    unheard, healed = False, self.attempts.healed(attempt)
+            if attempt.on_device or unheard:
+                with self._guard:
+                    if attempt.on_device:
+                        self.attempts.postpone(attempt)
+                    elif self.attempts.was_skipped(attempt):
+                        self.attempts.skipped(attempt)
+                        unheard, healed = False, self.attempts.healed(attempt)
+            if not healed:
+                self._ends(attempt, unheard=unheard)
         if healed:
             result = self._step_after_all(attempt, call)
-        with self._own:
-            if unheard or (healed and not attempt.stepped):
-                attempt.stepped = attempt.late = True
-                self.attempts.current = self._awaited = attempt
-            else:
-                self.attempts.end(attempt)
+            with self._own:
+                self._ends(attempt, unheard=not attempt.stepped)
         return result, attempt
+
+    def _ends(self, attempt: StepAttempt, *, unheard: bool) -> None:
+        """A scaler is done with an attempt; ``unheard``: its optimizer may step yet, or has, and no hook has told."""
+        if unheard:
+            attempt.stepped = attempt.late = True
+            self.attempts.current = self._awaited = attempt
+        else:
+            self.attempts.end(attempt)
 
     def settle(self) -> None:
         """Ends an attempt that its scaler let through, where no hook has told of its step by now."""

@@ -62,12 +62,12 @@ class SpikeEnding(StepObserver):
         found = self._far_out(attempt.index, loss, size)
         if found:
             with self._cycle.inside(State.JUDGING):
-                outcome = self._incidents.look(attempt, None if self._tape.broken else self._tape.recording())
+                outcome = self._incidents.look(attempt, None if self._tape.guard.broken else self._tape.recording())
             self._take_down(attempt.step, attempt.index, found, outcome, *_shares(attempt, self._models))
 
     def _look_at_growth(self, attempt: StepAttempt, loss: float | None) -> None:
         """Where the loss has just grown by far, tries a smaller step; no wait, see `optimizer_steps`."""
-        if self._overshoot.has_grown(attempt.index, loss) and loss is not None and not self._tape.broken:
+        if self._overshoot.has_grown(attempt.index, loss) and loss is not None and not self._tape.guard.broken:
             with self._cycle.inside(State.JUDGING):
                 self._overshoot.look(attempt, self._tape.recording()._replace(scale=attempt.scale), loss)
 
