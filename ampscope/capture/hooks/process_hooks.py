@@ -65,7 +65,7 @@ _originals: dict[tuple[Any, str], Any] = {}  # of functions that ours stand for,
 _ours: dict[tuple[Any, str], Any] = {}  # what stands for them
 _schedulers: dict[type, Callable[..., Any]] = {}  # classes that step in their own way, with it
 _scalers: dict[type, Callable[..., Any]] = {}  # classes that scale in their own way, with it
-epoch = deque([0], maxlen=1)  #: how often autocast has forgotten its cast weights, as its one item
+epoch = deque([0], maxlen=1)  #: how often autocast has forgotten its cast weights; calls of one epoch share them
 _begin_epoch = map(epoch.append, itertools.count(1)).__next__
 
 
@@ -131,11 +131,6 @@ def _restore(owner: Any, name: str) -> None:
     """Puts an original back, unless somebody else has put something around ours, which then only passes calls on."""
     if getattr(owner, name) is _ours[owner, name]:
         setattr(owner, name, _originals.pop((owner, name)))
-
-
-def autocast_epoch() -> int:
-    """How often autocast has forgotten its cast weights: calls of one epoch share them."""
-    return epoch[0]
 
 
 def _counted(clear: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ from ampscope.capture.torch_support.communication.gradient_reduction import sync
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, Place, user_place
+
+_dtype = attrgetter("dtype")
 
 
 class StepTape(StepObserver):
@@ -131,8 +134,9 @@ class StepTape(StepObserver):
 
     def complete(self) -> None:
         """Puts nothing more onto the tape, but goes on to see whether the loop moves weights by itself."""
+        if self.mode.recording:
+            self.received.complete()
         self.mode.complete()
-        self.received.complete()
 
     def stop(self) -> bool:
         """Puts nothing more onto the tape; returns whether it was listening."""
@@ -216,8 +220,9 @@ class StepTape(StepObserver):
             self.state = StateSnapshot(self._models)
             self._starts.clear()
         else:
-            self._starts = [*self._starts, self._evaluation.since, self._tape.end][-start.optimizers :]
-            self._tape.forget_before(self._starts.pop(0) if start.optimizers > 1 else self._tape.end)
+            end = self._tape.end
+            self._starts = [*self._starts, self._evaluation.since, end][-start.optimizers :]
+            self._tape.forget_before(self._starts.pop(0) if start.optimizers > 1 else end)
         self._tape.results.forget_written()
         self.routine.begin(start.number)
         self._recalled = False
@@ -299,11 +304,11 @@ class StepTape(StepObserver):
         if call.is_foreign:
             entry.kind = EntryKind.FUNCTION  # of the loop's own
         self._tape.returned(entry, result)
-        self.half_forward |= any(tensor.dtype is torch.float16 for tensor in tensor_tree.tensors(result))
+        self.half_forward |= torch.float16 in map(_dtype, tensor_tree.tensors(result))
         if call.learning:
             self._draws_on_host |= entry.state.random is not None and not entry.state.random.host_unchanged()
         self._edits.call_ended()
-        versions = self._evaluation.versions[id(entry.module)] = self._models.versions(entry.module)
+        versions = self._evaluation.versions[id(call.module)] = self._models.versions(call.module)
         if self._edits.seen() or entry.versions != versions:
             self._tape.obstacle = IN_FORWARD
 
@@ -373,8 +378,8 @@ class StepTape(StepObserver):
 
     def let_go(self) -> None:
         """Nothing of what was computed so far will be run again: keeps nothing of it alive until the next step."""
-        self._tape.forget_before(self._tape.end)
         self._evaluation.since = self._tape.end
+        self._tape.forget_before(self._evaluation.since)
         self.state.let_go()
         self.received.let_go()
 

@@ -128,8 +128,9 @@ class TapeMode(TorchFunctionMode):
 
     def complete(self) -> None:
         """Puts nothing more onto the tape."""
-        self.recording = False
-        self.forms.release()
+        if self.recording:
+            self.recording = False
+            self.forms.release()
         if self.edits is not None:
             self.edits.is_open = False
 

@@ -74,7 +74,7 @@ class OptimizerView(NamedTuple):
     @property
     def learning_rate(self) -> Tensor | float | None:
         """The learning rate of its first group, on the device where the optimizer keeps it; None where it has none."""
-        groups = self.groups
+        groups = getattr(self.optimizer, "param_groups", ())
         return _number(groups[0].get("lr")) if groups else None
 
     @property

@@ -152,7 +152,10 @@ class GradientScales:
     def scalers_of(self, parameters: Iterable[Tensor]) -> ScalerNumbers:
         """The scalers whose scale is in the gradients of ``parameters``; empty where no backward was seen."""
         if len(self._by_parameter) == 1 and None in self._by_parameter:  # the same of all
-            return self._by_parameter[None] if any(p.grad is not None for p in parameters) else frozenset()
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    return self._by_parameter[None]
+            return frozenset()
         return frozenset().union(*(self._of_parameter(id(p)) for p in parameters if p.grad is not None))
 
     def _of_parameter(self, key: int) -> ScalerNumbers:

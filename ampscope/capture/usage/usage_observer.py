@@ -45,10 +45,10 @@ class UsageObserver(StepObserver):
     def step_began(self, start: StepStart) -> None:
         """Checks that the step before ended outside of autocast: weights cast before it would be used after it."""
         now = start.ambient
-        if now.cache and now.autocast_dtype is not None and self._stepped_in_epoch == process_hooks.autocast_epoch():
+        if now.cache and now.autocast_dtype is not None and self._stepped_in_epoch == process_hooks.epoch[0]:
             step = max(self._step_of(None) - 1, 0)
             self._report(Mistake(Cause.MISUSE_AUTOCAST_SPANS_STEP, user_place(), step))
-        self._began_in_epoch = process_hooks.autocast_epoch()
+        self._began_in_epoch = process_hooks.epoch[0]
         self._usage.new_iteration()
 
     def backward_began(self, backward: BackwardCall) -> None:
@@ -106,7 +106,7 @@ class UsageObserver(StepObserver):
         """Takes down that the optimizer has stepped or was skipped, and under which autocast region."""
         attempt = ended.attempt
         self._usage.stepped(attempt.optimizer, skipped=attempt.scaling is not None and not attempt.stepped)
-        epoch = process_hooks.autocast_epoch()
+        epoch = process_hooks.epoch[0]
         within = ended.ambient.autocast_dtype is not None and (not attempt.late or self._began_in_epoch == epoch)
         self._stepped_in_epoch = epoch if within else -1
 

@@ -141,7 +141,8 @@ class LiveResults:
 
     def forget_before(self, number: int) -> None:
         """Forgets the results of the entries before ``number``."""
-        self.given_to_python = [read for read in self.given_to_python if read[0] >= number]
+        if self.given_to_python:
+            self.given_to_python = [read for read in self.given_to_python if read[0] >= number]
         self._forget_all_but({key: known for key, known in self.by_id.items() if known.source.entry >= number})
         while self.scalars and self.scalars[0].source.entry < number:
             self.scalars.popleft()

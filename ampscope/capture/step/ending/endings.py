@@ -250,8 +250,9 @@ class Endings:
             return
         self._stepping = None
         self._cycle.leave(State.STEPPING)
-        with self._guard:
-            self._incidents.look_at_weights(attempt)
+        if self._incidents.sees_ops:
+            with self._guard:
+                self._incidents.look_at_weights(attempt)
         if attempt.scaling is None or attempt is self._awaited:
             self.attempts.current = self._awaited = None
             self.attempts.end(attempt)
