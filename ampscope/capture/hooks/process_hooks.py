@@ -221,15 +221,15 @@ def _comes() -> None:
 
 def _told_backward(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     for listener in _listeners:
-        call = _through(listener, call)
+        call = partial(_told_one, listener, call)
     return call(*args, **kwargs)
 
 
 backward_frame = _backward.__code__
 
 
-def _through(listener: Listener, call: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: listener.backward(call, args, kwargs)
+def _told_one(listener: Listener, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return listener.backward(call, args, kwargs)
 
 
 def _subclasses(kind: type[T]) -> Iterator[type[T]]:

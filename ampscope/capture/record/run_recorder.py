@@ -156,7 +156,7 @@ class Recorder:
             before,
             after,
             tracker,
-            json.dumps(detail or {}, default=str),
+            json.dumps(detail, default=str) if detail else "{}",
             place.file,
             place.line,
             place.function,

@@ -271,7 +271,7 @@ class TapeMode(TorchFunctionMode):
     def _before(self, facts: FunctionFacts, func: Any, args: Any, kwargs: dict[str, Any]) -> _Before | None:
         """What must be known before a function runs, the generators' states too if it draws; None after a fault."""
         try:
-            ambient = call_state.current(self._types)
+            ambient = call_state.around(self._types, torch.is_grad_enabled())
             in_place = facts.in_place or facts.writes or "out" in kwargs
             if not (in_place or facts.draws or "generator" in kwargs):
                 if kwargs:

@@ -8,7 +8,6 @@ from typing import Any, Concatenate, ParamSpec
 
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.step.own_work import OwnWork
-from ampscope.capture.torch_support.guard import Guard
 
 P = ParamSpec("P")
 
@@ -48,9 +47,8 @@ class Observers:
 
     def __init__(self, own: OwnWork, **parts: StepObserver) -> None:
         self._own = own
-        self._told: dict[str, list[tuple[Callable[..., None], Guard]]] = {
-            event: [(getattr(parts[name], event), parts[name].guard) for name in names.split() if name in parts]
-            for event, names in ORDER.items()
+        self._told = {
+            event: tuple(parts[name] for name in names.split() if name in parts) for event, names in ORDER.items()
         }
 
     def tell(self, event: Callable[Concatenate[Any, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -62,9 +60,10 @@ class Observers:
             with self._own:
                 self.tell(event, *args, **kwargs)
             return
-        for told, guard in self._told[event.__name__]:
-            try:  # as ``with guard``, which is two calls more for each of some fifty a step
-                told(*args, **kwargs)
+        name = event.__name__
+        for observer in self._told[name]:
+            try:  # as ``with observer.guard``, which is two calls more for each of some fifty a step
+                getattr(observer, name)(*args, **kwargs)
             except BaseException as error:
-                if not guard.catches(error):
+                if not observer.guard.catches(error):
                     raise
