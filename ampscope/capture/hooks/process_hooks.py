@@ -252,9 +252,8 @@ def _adopted(scale: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scales_first(scale: Callable[..., Any], args: Any, _: Any) -> Any:
-    joined = [listener.adopt(args[0]) for listener in _listeners]
-    new = [listener for listener in joined if listener is not None]
-    return announced(new, ScalerMethod.SCALE, args[1:], {}, partial(scale, *args))
+    new = list(filter(None, [listener.adopt(args[0]) for listener in _listeners]))
+    return announced(new, ScalerMethod.SCALE, args[1:], {}, partial(scale, *args)) if new else scale(*args)
 
 
 def _announced(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -94,12 +94,14 @@ class StepRows(StepObserver):
         }
         if len(view.groups) > 1:
             fetched |= {_RATE + group: rate for group, rate in view.learning_rates.items()}
-        self._readback.fetch(fetched, lambda values: self._put(attempt, self._row(ended, values, now, observing)))
 
-    def _put(self, attempt: StepAttempt, row: StepRow) -> None:
-        self._recorder.step(row)
-        for told in self._arrived:
-            told(attempt, row)
+        def put(values: Values) -> None:
+            row = self._row(ended, values, now, observing)
+            self._recorder.step(row)
+            for told in self._arrived:
+                told(attempt, row)
+
+        self._readback.fetch(fetched, put)
 
     def _row(self, ended: EndedStep, values: Values, now: float, observing: float) -> StepRow:
         attempt, found, tracker = ended.attempt, values["found_inf"], values["tracker"]

@@ -105,7 +105,8 @@ class StepWatch:
         if call is not None and call.is_foreign and self._tape.holds_nothing_but(call):
             self.lost(call)
         elif call is not None:
-            self._observers.tell(StepObserver.call_ended, call, result)
+            with self._own:
+                self._observers.tell(StepObserver.call_ended, call, result)
             self._by_loop.call_returned(call.through)
             self._tape.listen()
 
@@ -140,7 +141,7 @@ class StepWatch:
         busy = self._cycle.is_busy and not self._endings.optimizer_is_lost(another_begins=optimizer_begins)
         if not (busy or optimizer_begins):
             self._endings.settle()
-        return busy or self.gives_way_to_capture()
+        return busy or (self._own.may_be_unwanted and self.gives_way_to_capture())
 
     def gives_way_to_capture(self) -> bool:
         """Gives up a step of which a part goes into a CUDA graph; returns whether calls do, to be left alone."""
@@ -163,7 +164,7 @@ class StepWatch:
         if not self._cycle.is_open and not self._began_unseen(args, kwargs):
             with self._cycle.inside(State.BACKWARD):  # a watched module that it recomputes does not begin a step
                 return call(*args, **kwargs)
-        listening = self._tape.stop() or listening
+        listening = listening or self._tape.stop()
         self._backward_began(args, kwargs)
         try:
             self._cycle.enter(State.BACKWARD)
@@ -177,7 +178,8 @@ class StepWatch:
             raise
         self._cycle.opened.micro_batches += 1
         self._cycle.on(Moment.RUNS_BACKWARD)
-        self._observers.tell(StepObserver.backward_ended)
+        with self._own:
+            self._observers.tell(StepObserver.backward_ended)
         self._by_loop.backward_returned()
         if listening and self._cycle.is_open:
             self._tape.listen_after_backward(traced=self._live.active)

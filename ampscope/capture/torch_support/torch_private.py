@@ -241,13 +241,9 @@ def is_tracing() -> bool:
 
     Nothing is seen of such calls, and no op of AMPscope's may come between them: it would be part of the graph.
     """
-    return torch.compiler.is_compiling() or records_calls()
-
-
-def records_calls() -> bool:
-    """Whether it does so by another way than Dynamo, which asks for itself."""
-    is_fx = getattr(symbolic_trace, "_is_fx_tracing_flag", False)
-    return tracing_state() is not None or bool(is_fx) or graphs.in_the_making > 0
+    if torch.compiler.is_compiling() or tracing_state() is not None or graphs.in_the_making:
+        return True
+    return bool(getattr(symbolic_trace, "_is_fx_tracing_flag", False))
 
 
 class _Graphs(threading.local):

@@ -34,9 +34,11 @@ def fingerprint(value: Any, leaves: int = 4) -> list[Tensor]:
 
 def _spread(tensor: Tensor) -> Tensor:
     """Some four or more places along each dimension, as a copy: with one op for all the slices."""
-    apart = [max(1, size // 4) for size in tensor.shape]
-    sizes = [(size + each - 1) // each for size, each in zip(tensor.shape, apart, strict=True)]
-    strides = [stride * each for stride, each in zip(tensor.stride(), apart, strict=True)]
+    sizes, strides = [], []
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        apart = max(1, size // 4)
+        sizes.append((size + apart - 1) // apart)
+        strides.append(stride * apart)
     past_dispatch, past_functions = past_modes([tensor])
     with past_dispatch, past_functions:
         return tensor.detach().as_strided(sizes, strides, tensor.storage_offset()).clone()

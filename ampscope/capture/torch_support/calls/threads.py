@@ -53,7 +53,7 @@ class HomeThread:
     def is_entered(self) -> bool:
         """A model is called; returns whether in this thread, which is chosen by that."""
         here = threading.get_ident()
-        if self.goes_on:
+        if self._life is not None and self._life() is not None:
             return self.ident == here
         if not torch.is_grad_enabled():
             return self.ident is None and here == self._opened_in  # trains nothing: the training may come elsewhere

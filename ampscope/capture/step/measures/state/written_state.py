@@ -133,8 +133,8 @@ class WrittenState(StepObserver):
 
     def turned_bad(self) -> list[Held]:
         """What was finite until this step and is no more, if known by now; told once."""
-        parcel = self._look.parcel
-        return self._turned_bad(self._look) if parcel.is_here or parcel.arrived else []
+        look = self._look
+        return self._turned_bad(look) if look.names and (look.parcel.is_here or look.parcel.arrived) else []
 
     def to_be_told(self) -> Callable[[], list[Held]]:
         """Gives what `turned_bad` would, of this step, when it is asked; waits then for what has not arrived."""
