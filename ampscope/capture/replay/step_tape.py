@@ -20,7 +20,6 @@ from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import Entry, EntryKind
 from ampscope.capture.replay.tape.evaluation import MOST_CALLS, Evaluation
 from ampscope.capture.replay.tape.functional import given_gradients, outside_reads
-from ampscope.capture.replay.tape.functional.edit_log import EditLog
 from ampscope.capture.replay.tape.functional.given_gradients import FunctionalStep
 from ampscope.capture.replay.tape.learned_edits import LearnedEdits
 from ampscope.capture.replay.tape.received_values import ReceivedValues
@@ -167,9 +166,9 @@ class StepTape(StepObserver):
             attempt: Its attempt.
             place: The user's line; None where that is to be looked for.
         """
-        if self.mode.edits is not None and not self.routine.is_asleep:
+        if self.mode.edits is not None and self.routine.is_awake:
             self.routine.edits = self.mode.edits.edited
-        unheard = self.routine.is_asleep
+        unheard = not self.routine.is_awake
         expected = self.routine.comes("step", attempt.optimizer, place or user_place() or NOWHERE)
         if unheard and not expected:
             self._listener.is_unheard(known=False)
@@ -187,7 +186,7 @@ class StepTape(StepObserver):
     def learn_edits(self) -> None:
         """The gradients are as the optimizer will use them, and good: notes how the loop has made them."""
         edits, evaluation = self.mode.edits, self._evaluation
-        if self.routine.is_asleep or self.routine.always or not evaluation.backwards:
+        if not self.routine.is_awake or self.routine.always or not evaluation.backwards:
             return
         self._learned = None
         if edits is None or edits.may_be_learned:
@@ -197,7 +196,7 @@ class StepTape(StepObserver):
 
     def write_edits(self) -> None:
         """Puts onto the tape what the loop did to its gradients after they were unscaled."""
-        if self.routine.is_asleep:
+        if not self.routine.is_awake:
             self._recall(unscaled=True)
         elif self.mode.edits is not None:
             self.mode.edits.write()
@@ -352,7 +351,7 @@ class StepTape(StepObserver):
     def _look_at_what_is_read(self, backward: Entry) -> None:
         """Notes whether a backward depends on what the loop has computed between the one before and its forward."""
         since, until = self._after_backward, self._next_call or self._tape.end - 1
-        if self._evaluation.backwards and since < until and not self.routine.is_asleep:
+        if self._evaluation.backwards and since < until and self.routine.is_awake:
             later = [*self._tape.entries[until - self._tape.start :], backward]
             if any(since <= result.entry < until for entry in later for result in entry.earlier):
                 self.routine.read_later()
@@ -398,7 +397,7 @@ class StepTape(StepObserver):
     def recording(self) -> TapedStep:
         """What it takes to run the present step again."""
         evaluation = self._evaluation
-        if self.routine.is_asleep and evaluation.backwards:
+        if not self.routine.is_awake and evaluation.backwards:
             self._recall(unscaled=False)
         return TapedStep(
             self._tape,
@@ -418,11 +417,6 @@ class StepTape(StepObserver):
     def evaluation(self) -> Evaluation:
         """What is known of the present evaluation."""
         return self._evaluation
-
-    @property
-    def gradient_edits(self) -> EditLog | None:
-        """What the loop did after its gradients were unscaled."""
-        return self.mode.edits
 
     @property
     def functional(self) -> FunctionalStep:

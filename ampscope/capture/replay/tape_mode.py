@@ -128,9 +128,9 @@ class TapeMode(TorchFunctionMode):
 
     def complete(self) -> None:
         """Puts nothing more onto the tape."""
-        if self.recording:
-            self.recording = False
+        if self.recording and self.forms.of_step:
             self.forms.release()
+        self.recording = False
         if self.edits is not None:
             self.edits.is_open = False
 

@@ -139,7 +139,7 @@ class Models:
 
     def _held_now(self) -> list[int]:
         """``id`` of every layer and parameter, in order; those that are known live, so that none has another's."""
-        held = [module.__dict__ for module in (*self.roots, *self.modules)]
+        held = self._attributes
         return _ids(held, "_modules") + _ids(held, "_parameters")
 
     def _parameters_are_lent(self) -> bool:
@@ -208,7 +208,7 @@ class Models:
 
     def replaceable_tensors(self) -> list[int]:
         """``id`` of every buffer and of every tensor in a plain attribute: what code replaces instead of writing it."""
-        held = [module.__dict__ for module in self.modules]
+        held = self._attributes[len(self.roots) :]
         counts = list(map(len, held))
         if counts != self._attribute_counts:
             self._attribute_counts, self._plain = counts, list(self._with_plain_tensors())

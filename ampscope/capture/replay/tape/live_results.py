@@ -168,6 +168,8 @@ class LeftGradients:
 
     def find(self, tensor: Tensor) -> GradientOf | None:
         """Whose gradient a tensor is; None for any other."""
+        if self._models is None:
+            return None
         known = self._look().get(id(tensor))
         return GradientOf(known[1]) if known is not None and known[0]() is tensor else None
 

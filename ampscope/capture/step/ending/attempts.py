@@ -113,7 +113,7 @@ class Attempts:
         opened = attempt.opened
         self.gradients_complete()
         self.tape.stop()
-        edits, expected = self.tape.gradient_edits, True
+        edits, expected = self.tape.mode.edits, True
         with self.guard:
             expected = self.tape.optimizer_comes(attempt, place)
         if attempt.scaling is not None and edits is not None and (edits.edited or not expected):
@@ -197,7 +197,7 @@ class Attempts:
                 bad = bad._replace(details={"finite_at": dict.fromkeys(bad.symptom.buffers, self._written.finite_at)})
             self.found(attempt, bad)
             edited = None if attempt.bad else verdict.of_edits(attempt, self.models)
-            edits = self.tape.gradient_edits
+            edits = self.tape.mode.edits
             if edited is not None:
                 attempt.norm = attempt.opened.edited[id(attempt.optimizer)]
                 self.tape.write_edits()
@@ -259,7 +259,7 @@ class Attempts:
         if self._healer is None or not self._healer.wants(attempt):
             return False
         with self.guard:
-            edits = self.tape.gradient_edits
+            edits = self.tape.mode.edits
             follows_read = edits is not None and edits.follows_read
             if edits is not None:
                 edits.write()
