@@ -111,7 +111,12 @@ class StepTape(StepObserver):
             is_plain = type(call.scaler) is torch.amp.GradScaler and type(call.argument) is Tensor
             if not is_plain or not mode.recording or mode.forms.of_step:
                 return False
-            call.ambient = call_state.current(call_state.device_types())
+            try:  # as ``with self.guard``, in fewer calls
+                call.ambient = call_state.current(call_state.device_types())
+            except BaseException as error:
+                if not self.guard.catches(error):
+                    raise
+                return False
         return mode.step_aside()
 
     def _scaled(self, call: ScalerCall, ambient: Ambient) -> None:
