@@ -227,8 +227,14 @@ class Scope(Configurable):
 
     def adopt(self, scaler: Any) -> ScalerWatch | None:
         """Takes a scaler into the run's history: one given to ``watch``, or one that scales this run's loss."""
-        known = any(watch.scaler is scaler for watch in self._scalers) or not self._home.is_known
-        if known or self._steps.gives_way_to_capture() or not (self._steps.in_progress or not self._scalers):
+        for watch in self._scalers:
+            if watch.scaler is scaler:
+                return None
+        if (
+            not self._home.is_known
+            or self._steps.gives_way_to_capture()
+            or not (self._steps.in_progress or not self._scalers)
+        ):
             return None
         number, guard = self._recorder.next_scaler + len(self._scalers), self._guard("the scaler's history")
         self._scalers.append(ScalerWatch(scaler, number, self._steps, guard, self._home))

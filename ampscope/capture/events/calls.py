@@ -137,24 +137,32 @@ class JoinedScaler(NamedTuple):
     place: Place | None  #: the user's line
 
 
-@dataclass(slots=True)
 class ScalerCall:
-    """A call of one of a scaler's methods; what is not known yet is filled in on its way."""
+    """A call of one of a scaler's methods; what is not known yet is filled in on its way.
 
-    method: ScalerMethod
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    scaler: Any = None
-    number: int = 0  #: of the scaler within the run
-    by_loop: bool = True  #: not by ``step`` itself
-    place: Place | None = None  #: the user's line
-    result: Any = None  #: known when the call has ended
-    state: ScaleState | None = None  #: the scaler's, before a step or an update
-    attempt: StepAttempt | None = None  #: the attempt that ``step`` made
-    argument: Any = None  #: the first: losses, an optimizer, a state, a setting; None where the call has none
+    Attributes:
+        argument: The first: losses, an optimizer, a state, a setting; None where the call has none.
+        scaler: Whose method it is.
+        number: Of the scaler within the run.
+        by_loop: Not by ``step`` itself.
+        place: The user's line.
+        result: Known when the call has ended.
+        state: The scaler's, before a step or an update.
+        attempt: The attempt that ``step`` made.
+        ambient: The loop's autocast and grad mode, where a ``scale`` is not heard by the tape's mode.
+    """
 
-    def __post_init__(self) -> None:
-        self.argument = self.args[0] if self.args else next(iter(self.kwargs.values()), None)
+    def __init__(self, method: ScalerMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.method, self.args, self.kwargs = method, args, kwargs
+        self.argument: Any = args[0] if args else next(iter(kwargs.values()), None)
+        self.scaler: Any = None
+        self.number = 0
+        self.by_loop = True
+        self.place: Place | None = None
+        self.result: Any = None
+        self.state: ScaleState | None = None
+        self.attempt: StepAttempt | None = None
+        self.ambient: Ambient | None = None
 
     @property
     def scaling(self) -> ScaleState:

@@ -13,7 +13,6 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls.call_state import Ambient
 from ampscope.capture.torch_support.local_shards import has_arrived, local
-from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.readback import Parcel
 
 
@@ -94,17 +93,20 @@ class OpenStep:
     def loss_known_bad(self) -> bool:
         """Whether a loss is non-finite, as far as the host knows without waiting for the device."""
         for parcel in self.parcels:
-            loss = parcel.values()["loss"] if parcel.arrived else None
-            if loss is not None and loss - loss != 0:
-                return True
+            if parcel.is_here or parcel.arrived:
+                loss = parcel.values()["loss"]
+                if loss is not None and loss - loss != 0:
+                    return True
         return False
 
     def known_loss(self) -> float | None:
         """Mean of the losses; None without any, or where the host does not know them all without waiting."""
-        if not self.parcels or not all(parcel.arrived for parcel in self.parcels):
-            return None
-        known = [parcel.values()["loss"] for parcel in self.parcels]
-        return sum(value for value in known if value is not None) / len(known)
+        total = 0.0
+        for parcel in self.parcels:
+            if not (parcel.is_here or parcel.arrived):
+                return None
+            total += parcel.values()["loss"] or 0.0
+        return total / len(self.parcels) if self.parcels else None
 
     def mean_loss(self) -> Tensor | None:
         """Mean of the losses as one device scalar; None without any."""
@@ -136,10 +138,11 @@ class ScaleState(NamedTuple):
     @staticmethod
     def of(scaler: Any) -> ScaleState:
         """The state now."""
-        held = torch_private.scaler_tensors(scaler)
-        past_dispatch, past_functions = torch_private.past_modes(each for each in held if each is not None)
+        scale, tracker = held = torch_private.scaler_tensors(scaler)
+        past_dispatch, past_functions = torch_private.past_modes(held)
         with past_dispatch, past_functions:
-            scale, tracker = (each.detach().clone() if each is not None else None for each in held)
+            scale = scale.detach().clone() if scale is not None else None
+            tracker = tracker.detach().clone() if tracker is not None else None
         return ScaleState(scaler, scale, tracker)
 
 
@@ -168,6 +171,11 @@ class StepAttempt:
     left_out: bool = False  #: healing has left the step out: its optimizer was skipped, or had nothing to do
     handed: Any = None  #: what a scaler was told to step: the optimizer, or what has it step
     before: Any = None  #: a copy of the optimizer with all that it writes, as it was before it stepped
+    on_device: bool = False  #: the optimizer unscales and skips on the device
+
+    def __post_init__(self) -> None:
+        asked = self.optimizer if self.handed is None else self.handed
+        self.on_device = self.scaling is not None and torch_private.steps_on_device(asked)
 
     @property
     def scale(self) -> float | None:
@@ -184,12 +192,6 @@ class StepAttempt:
         """Whether no optimizer but the loop itself moves the weights, and is about to."""
         nobody = self.handed is None and not isinstance(self.optimizer, Optimizer)
         return nobody and self.stepped and not self.late
-
-    @property
-    def on_device(self) -> bool:
-        """Whether the optimizer unscales and skips on the device."""
-        asked = self.optimizer if self.handed is None else self.handed
-        return self.scaling is not None and OptimizerView(asked).decides_on_device
 
 
 class Doubt(NamedTuple):

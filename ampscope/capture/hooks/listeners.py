@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from threading import get_ident
 from typing import Generic, TypeVar
 
 from ampscope.capture.torch_support.calls.threads import HomeThread
@@ -33,7 +34,8 @@ class Listeners(Generic[L]):
         """Those that what is called here concerns."""
         found = []
         for known, home in self._known:
-            if not home.is_elsewhere and (listener := known()) is not None:
+            is_here = home.ident == get_ident() or not home.is_elsewhere
+            if is_here and (listener := known()) is not None:
                 found.append(listener)
         return iter(found)
 

@@ -18,7 +18,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.calls import ScalerCall, ScalerMethod
+from ampscope.capture.events.calls import ScalerMethod
 from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.hooks.scaler_calls import ScalerListener, announced
 from ampscope.capture.torch_support import dynamo, guard, torch_private
@@ -65,7 +65,7 @@ _originals: dict[tuple[Any, str], Any] = {}  # of functions that ours stand for,
 _ours: dict[tuple[Any, str], Any] = {}  # what stands for them
 _schedulers: dict[type, Callable[..., Any]] = {}  # classes that step in their own way, with it
 _scalers: dict[type, Callable[..., Any]] = {}  # classes that scale in their own way, with it
-epoch = deque([0], maxlen=1)  #: how often autocast has forgotten its cast weights, as its one item
+epoch = deque([0], maxlen=1)  #: how often autocast has forgotten its cast weights; calls of one epoch share them
 _begin_epoch = map(epoch.append, itertools.count(1)).__next__
 
 
@@ -131,11 +131,6 @@ def _restore(owner: Any, name: str) -> None:
     """Puts an original back, unless somebody else has put something around ours, which then only passes calls on."""
     if getattr(owner, name) is _ours[owner, name]:
         setattr(owner, name, _originals.pop((owner, name)))
-
-
-def autocast_epoch() -> int:
-    """How often autocast has forgotten its cast weights: calls of one epoch share them."""
-    return epoch[0]
 
 
 def _counted(clear: Callable[..., Any]) -> Callable[..., Any]:
@@ -226,15 +221,15 @@ def _comes() -> None:
 
 def _told_backward(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     for listener in _listeners:
-        call = _through(listener, call)
+        call = partial(_told_one, listener, call)
     return call(*args, **kwargs)
 
 
 backward_frame = _backward.__code__
 
 
-def _through(listener: Listener, call: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: listener.backward(call, args, kwargs)
+def _told_one(listener: Listener, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return listener.backward(call, args, kwargs)
 
 
 def _subclasses(kind: type[T]) -> Iterator[type[T]]:
@@ -257,9 +252,8 @@ def _adopted(scale: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _scales_first(scale: Callable[..., Any], args: Any, _: Any) -> Any:
-    scaler, outputs = args
-    new = [joined for joined in (listener.adopt(scaler) for listener in _listeners) if joined is not None]
-    return announced(new, ScalerCall(ScalerMethod.SCALE, (outputs,), {}), lambda: scale(scaler, outputs))
+    new = list(filter(None, [listener.adopt(args[0]) for listener in _listeners]))
+    return announced(new, ScalerMethod.SCALE, args[1:], {}, partial(scale, *args)) if new else scale(*args)
 
 
 def _announced(step: Callable[..., Any]) -> Callable[..., Any]:

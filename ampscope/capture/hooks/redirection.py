@@ -43,7 +43,10 @@ class Redirections:
 
 def _own_forward(module: nn.Module) -> Any:
     """The forward that is set on the module itself; None where it is the one of its class, or wraps that."""
-    forward = inspect.unwrap(vars(module).get("forward"))  # type: ignore[arg-type]  # None is not wrapped either
+    forward = vars(module).get("forward")
+    if forward is None:
+        return None
+    forward = inspect.unwrap(forward)
     if type(forward).__module__.startswith("ampscope."):  # a module that is kept in float32
         return None
     of_class = getattr(forward, "__func__", None) is type(module).forward

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from typing import Any, NamedTuple, Protocol
 
@@ -53,10 +53,12 @@ _methods: dict[tuple[type, str], _Method] = {}
 _here = _Here()
 
 
-def announced(listeners: list[ScalerListener], call: ScalerCall, proceed: Callable[[], Any]) -> Any:
+def announced(
+    listeners: Iterable[ScalerListener], method: ScalerMethod, args: Any, kwargs: Any, proceed: Callable[[], Any]
+) -> Any:
     """Runs ``proceed`` with each of ``listeners`` around it; each gets the call for itself, to fill in."""
     for listener in listeners:
-        proceed = partial(listener.called, ScalerCall(call.method, call.args, call.kwargs), proceed)
+        proceed = partial(listener.called, ScalerCall(method, args, kwargs), proceed)
     return proceed()
 
 
@@ -108,10 +110,11 @@ def _put(kind: type, method: ScalerMethod) -> None:
 
 def _announced(method: ScalerMethod, original: Callable[..., Any]) -> Callable[..., Any]:
     """A method that is announced where somebody listens; that of a base, which a subclass's own calls, is not again."""
+    name = method.value
 
     @wraps(original)
     def announced_method(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        running, call = _here.running, (id(scaler), method.value)
+        running, call = _here.running, (id(scaler), name)
         if id(scaler) not in _watched or call in running or torch.compiler.is_compiling():
             return original(scaler, *args, **kwargs)
         running.add(call)
@@ -124,6 +127,7 @@ def _announced(method: ScalerMethod, original: Callable[..., Any]) -> Callable[.
 
 
 def _called(scaler: Any, method: ScalerMethod, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    watched = _found(scaler)
-    listeners = list(watched.present) if watched is not None else []
-    return announced(listeners, ScalerCall(method, args, kwargs), partial(call, *args, **kwargs))
+    watched = _watched.get(id(scaler))
+    if watched is None or watched.scaler() is not scaler:
+        return call(*args, **kwargs)
+    return announced(watched.present, method, args, kwargs, partial(call, *args, **kwargs))

@@ -51,9 +51,9 @@ class AuditRequests:
         """
         if self._asked:
             return self._asked[0]
-        if not self.every:
+        if not self._every:
             return ""
-        return REFERENCES[0] if self._turn(step) > self._served.setdefault(optimizer, step // self.every) else ""
+        return REFERENCES[0] if self._turn(step) > self._served.setdefault(optimizer, step // self._every) else ""
 
     def served(self, step: int, optimizer: int) -> None:
         """What was due has been made, or cannot be."""

@@ -120,7 +120,7 @@ class Recorder:
 
     def step_over(self) -> None:
         """Have what tells of the step that is over written before the loop goes on: a kill then loses none of it."""
-        if any(map(self._writer.waits, _OF_A_STEP)):
+        if self._writer.waits(*_OF_A_STEP):
             self.catch_up()
 
     def step(self, row: StepRow) -> None:
@@ -156,7 +156,7 @@ class Recorder:
             before,
             after,
             tracker,
-            json.dumps(detail or {}, default=str),
+            json.dumps(detail, default=str) if detail else "{}",
             place.file,
             place.line,
             place.function,

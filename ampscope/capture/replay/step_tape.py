@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from ampscope.capture.replay.tape.call_tape import Tape
 from ampscope.capture.replay.tape.entry import Entry, EntryKind
 from ampscope.capture.replay.tape.evaluation import MOST_CALLS, Evaluation
 from ampscope.capture.replay.tape.functional import given_gradients, outside_reads
-from ampscope.capture.replay.tape.functional.edit_log import EditLog
 from ampscope.capture.replay.tape.functional.given_gradients import FunctionalStep
 from ampscope.capture.replay.tape.learned_edits import LearnedEdits
 from ampscope.capture.replay.tape.received_values import ReceivedValues
@@ -35,6 +35,8 @@ from ampscope.capture.torch_support.communication.gradient_reduction import sync
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, Place, user_place
+
+_dtype = attrgetter("dtype")
 
 
 class StepTape(StepObserver):
@@ -99,26 +101,31 @@ class StepTape(StepObserver):
                 self.mode.recording, self.mode.edits = True, None
                 self._listener.is_unheard()
 
-    def scaled(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
-        """Runs a scaler's ``scale``; of torch's own, given one loss, it is known what it computes."""
-        mode, loss = self.mode, call.argument
-        listens = mode.inserted and mode.recording and not mode.forms.of_step
-        if not listens or type(call.scaler) is not torch.amp.GradScaler or type(loss) is not Tensor:
-            return proceed()
-        return self.unheard(partial(self._scaled, call, proceed))
+    def steps_aside(self, call: ScalerCall) -> bool:
+        """Leaves torch's stack for a call of a scaler's, until `TapeMode.step_back`; returns whether it was there.
 
-    def _scaled(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
-        result, loss = proceed(), call.argument
-        self._pause.begin_aside()
-        with self.guard:
-            scale = torch_private.scaler_tensors(call.scaler)[0]
-            if scale is not None and isinstance(result, Tensor):
-                place, around = user_place() or NOWHERE, call_state.current(call_state.device_types())
-                known: dict[str, Any] = {"ambient": around, "place": place, "random": None, "originals": {}}
-                self._tape.function_call(torch.mul, (loss, scale), {}, result, **known, in_place=False)
-                self._listener.scaled(loss, scale, result)
-        self._pause.end_glance()
-        return result
+        Not for a ``scale`` of which it is not known what it computes: another's than torch's, or of several losses.
+        """
+        mode = self.mode
+        if mode.inserted and call.method is ScalerMethod.SCALE:
+            is_plain = type(call.scaler) is torch.amp.GradScaler and type(call.argument) is Tensor
+            if not is_plain or not mode.recording or mode.forms.of_step:
+                return False
+            try:  # as ``with self.guard``, in fewer calls
+                call.ambient = call_state.current(call_state.device_types())
+            except BaseException as error:
+                if not self.guard.catches(error):
+                    raise
+                return False
+        return mode.step_aside()
+
+    def _scaled(self, call: ScalerCall, ambient: Ambient) -> None:
+        """Puts a ``scale`` onto the tape that was not heard."""
+        result, loss, scale = call.result, call.argument, torch_private.scaler_tensors(call.scaler)[0]
+        if scale is not None and isinstance(result, Tensor):
+            known: dict[str, Any] = {"place": user_place() or NOWHERE, "random": None, "originals": {}}
+            self._tape.function_call(torch.mul, (loss, scale), {}, result, ambient=ambient, **known, in_place=False)
+            self._listener.scaled(loss, scale, result)
 
     def unheard(self, call: Callable[[], Any]) -> Any:
         """Runs a call of torch's own, of which nothing is to be heard."""
@@ -131,11 +138,14 @@ class StepTape(StepObserver):
 
     def complete(self) -> None:
         """Puts nothing more onto the tape, but goes on to see whether the loop moves weights by itself."""
+        if self.mode.recording:
+            self.received.complete()
         self.mode.complete()
-        self.received.complete()
 
     def stop(self) -> bool:
         """Puts nothing more onto the tape; returns whether it was listening."""
+        if not self.mode.inserted:
+            return False
         with self.guard:
             return self.mode.remove()
         return False
@@ -161,9 +171,9 @@ class StepTape(StepObserver):
             attempt: Its attempt.
             place: The user's line; None where that is to be looked for.
         """
-        if self.mode.edits is not None and not self.routine.is_asleep:
+        if self.mode.edits is not None and self.routine.is_awake:
             self.routine.edits = self.mode.edits.edited
-        unheard = self.routine.is_asleep
+        unheard = not self.routine.is_awake
         expected = self.routine.comes("step", attempt.optimizer, place or user_place() or NOWHERE)
         if unheard and not expected:
             self._listener.is_unheard(known=False)
@@ -181,7 +191,7 @@ class StepTape(StepObserver):
     def learn_edits(self) -> None:
         """The gradients are as the optimizer will use them, and good: notes how the loop has made them."""
         edits, evaluation = self.mode.edits, self._evaluation
-        if self.routine.is_asleep or self.routine.always or not evaluation.backwards:
+        if not self.routine.is_awake or self.routine.always or not evaluation.backwards:
             return
         self._learned = None
         if edits is None or edits.may_be_learned:
@@ -191,7 +201,7 @@ class StepTape(StepObserver):
 
     def write_edits(self) -> None:
         """Puts onto the tape what the loop did to its gradients after they were unscaled."""
-        if self.routine.is_asleep:
+        if not self.routine.is_awake:
             self._recall(unscaled=True)
         elif self.mode.edits is not None:
             self.mode.edits.write()
@@ -214,8 +224,9 @@ class StepTape(StepObserver):
             self.state = StateSnapshot(self._models)
             self._starts.clear()
         else:
-            self._starts = [*self._starts, self._evaluation.since, self._tape.end][-start.optimizers :]
-            self._tape.forget_before(self._starts.pop(0) if start.optimizers > 1 else self._tape.end)
+            end = self._tape.end
+            self._starts = [*self._starts, self._evaluation.since, end][-start.optimizers :]
+            self._tape.forget_before(self._starts.pop(0) if start.optimizers > 1 else end)
         self._tape.results.forget_written()
         self.routine.begin(start.number)
         self._recalled = False
@@ -297,11 +308,11 @@ class StepTape(StepObserver):
         if call.is_foreign:
             entry.kind = EntryKind.FUNCTION  # of the loop's own
         self._tape.returned(entry, result)
-        self.half_forward |= any(tensor.dtype is torch.float16 for tensor in tensor_tree.tensors(result))
+        self.half_forward |= torch.float16 in map(_dtype, tensor_tree.tensors(result))
         if call.learning:
             self._draws_on_host |= entry.state.random is not None and not entry.state.random.host_unchanged()
         self._edits.call_ended()
-        versions = self._evaluation.versions[id(entry.module)] = self._models.versions(entry.module)
+        versions = self._evaluation.versions[id(call.module)] = self._models.versions(call.module)
         if self._edits.seen() or entry.versions != versions:
             self._tape.obstacle = IN_FORWARD
 
@@ -324,6 +335,8 @@ class StepTape(StepObserver):
     def scaler_call_ended(self, call: ScalerCall) -> None:
         """Marks what multiplied a loss with the loss scale."""
         if call.method is ScalerMethod.SCALE:
+            if call.ambient is not None:
+                self._scaled(call, call.ambient)
             self._tape.mark_scaled(list(tensor_tree.tensors(call.result)))
         elif self._evaluation.backwards:
             by_loop = call.method is ScalerMethod.UNSCALE and call.by_loop
@@ -343,7 +356,7 @@ class StepTape(StepObserver):
     def _look_at_what_is_read(self, backward: Entry) -> None:
         """Notes whether a backward depends on what the loop has computed between the one before and its forward."""
         since, until = self._after_backward, self._next_call or self._tape.end - 1
-        if self._evaluation.backwards and since < until and not self.routine.is_asleep:
+        if self._evaluation.backwards and since < until and self.routine.is_awake:
             later = [*self._tape.entries[until - self._tape.start :], backward]
             if any(since <= result.entry < until for entry in later for result in entry.earlier):
                 self.routine.read_later()
@@ -369,8 +382,8 @@ class StepTape(StepObserver):
 
     def let_go(self) -> None:
         """Nothing of what was computed so far will be run again: keeps nothing of it alive until the next step."""
-        self._tape.forget_before(self._tape.end)
         self._evaluation.since = self._tape.end
+        self._tape.forget_before(self._evaluation.since)
         self.state.let_go()
         self.received.let_go()
 
@@ -389,7 +402,7 @@ class StepTape(StepObserver):
     def recording(self) -> TapedStep:
         """What it takes to run the present step again."""
         evaluation = self._evaluation
-        if self.routine.is_asleep and evaluation.backwards:
+        if not self.routine.is_awake and evaluation.backwards:
             self._recall(unscaled=False)
         return TapedStep(
             self._tape,
@@ -411,11 +424,6 @@ class StepTape(StepObserver):
         return self._evaluation
 
     @property
-    def gradient_edits(self) -> EditLog | None:
-        """What the loop did after its gradients were unscaled."""
-        return self.mode.edits
-
-    @property
     def functional(self) -> FunctionalStep:
         """What is known of the present step where no backward leaves its gradients."""
         evaluation = self._evaluation
@@ -425,8 +433,3 @@ class StepTape(StepObserver):
     def calls(self) -> Tape:
         """The calls of the step so far."""
         return self._tape
-
-    @property
-    def broken(self) -> bool:
-        """Whether the tape has switched itself off."""
-        return self.guard.broken

@@ -91,6 +91,7 @@ class TapeMode(TorchFunctionMode):
         self._may_compile = True
         self.watcher: CallWatcher | None = None
         self.inserted = False  #: on the stack of the loop's thread, unless torch or a module has taken it off for now
+        self._is_aside = False  # off it for a call of a scaler's
         self._handling = 0  # inside a handled function torch has taken this mode off the stack by itself
         self._raised: ErrorListener | None = None
         self._asked: Callable[[], None] | None = None
@@ -127,8 +128,9 @@ class TapeMode(TorchFunctionMode):
 
     def complete(self) -> None:
         """Puts nothing more onto the tape."""
+        if self.recording and self.forms.of_step:
+            self.forms.release()
         self.recording = False
-        self.forms.release()
         if self.edits is not None:
             self.edits.is_open = False
 
@@ -157,12 +159,26 @@ class TapeMode(TorchFunctionMode):
         if was:
             guard.surely(partial(torch_private.remove_function_mode, self))
             guard.surely(self._fast_paths.remove)
-            self.inserted = False
+            self.inserted = self._is_aside = False
         return was
+
+    def step_aside(self) -> bool:
+        """Leaves the stack until `step_back`, as torch has it do for a function; returns whether it was there."""
+        if not self.inserted or self._handling or self._is_aside:
+            return False
+        self._is_aside = True  # first, and last in `step_back`, as in `insert`
+        torch_private.remove_function_mode(self)
+        return True
+
+    def step_back(self) -> None:
+        """Goes on to listen, unless it was removed meanwhile."""
+        if self._is_aside:
+            torch_private.insert_function_mode(self)
+            self._is_aside = False
 
     def _leave(self) -> bool:
         """For the call of a module that computes otherwise while this is active."""
-        if self._handling:
+        if self._handling or self._is_aside:
             return False
         torch_private.remove_function_mode(self)
         return True
@@ -255,7 +271,7 @@ class TapeMode(TorchFunctionMode):
     def _before(self, facts: FunctionFacts, func: Any, args: Any, kwargs: dict[str, Any]) -> _Before | None:
         """What must be known before a function runs, the generators' states too if it draws; None after a fault."""
         try:
-            ambient = call_state.current(self._types)
+            ambient = call_state.around(self._types, torch.is_grad_enabled())
             in_place = facts.in_place or facts.writes or "out" in kwargs
             if not (in_place or facts.draws or "generator" in kwargs):
                 if kwargs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from enum import Enum, auto
+from enum import IntEnum, auto
 
 from ampscope.capture.events.open_step import OpenStep
 
@@ -14,7 +14,7 @@ FIRST_TURNS = 4
 LEARNED_STEPS = 2
 
 
-class State(Enum):
+class State(IntEnum):  # whose members are hashed in C
     """Where a step is."""
 
     IDLE = auto()  #: no watched forward has run since the last step ended
@@ -25,7 +25,7 @@ class State(Enum):
     JUDGING = auto()  #: inside a replay of AMPscope's own
 
 
-class Moment(Enum):
+class Moment(IntEnum):
     """What moves a step from one state to the next."""
 
     BEGINS = auto()  #: the first watched forward
@@ -61,17 +61,13 @@ class StepCycle:
         self.opened = OpenStep(0.0)  #: the step itself, the latest where none is open
         self.attempts = 0  #: of steps, in this process
         self._state = State.IDLE
+        self.is_open = False  #: a watched forward has begun a step that no optimizer has ended
         self._inside: list[State] = []  # BACKWARD, STEPPING and JUDGING, the innermost last
 
     @property
     def state(self) -> State:
         """Where the step is now."""
         return self._inside[-1] if self._inside else self._state
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a watched forward has begun a step that no optimizer has ended."""
-        return self._state is not State.IDLE
 
     @property
     def is_learning(self) -> bool:
@@ -91,28 +87,28 @@ class StepCycle:
     def on(self, moment: Moment) -> bool:
         """Goes where `TRANSITIONS` leads; returns whether that is another state."""
         before, self._state = self._state, TRANSITIONS[self._state].get(moment, self._state)
+        self.is_open = self._state is not State.IDLE
         self.attempts += moment is Moment.ENDS
         return self._state is not before
 
     @contextlib.contextmanager
     def inside(self, state: State) -> Iterator[None]:
         """Runs the body inside ``state``, and what lies around it goes on afterwards."""
-        self._inside.append(state)
+        self.enter(state)
         try:
             yield
         finally:
-            if state in self._inside:  # what came from outside has not had it cleared
-                self._inside.remove(state)
+            self.leave(state)
 
-    def enter_optimizer(self) -> None:
-        """An optimizer begins to change its parameters; as `inside`, where begin and end are two hooks."""
-        self._inside.append(State.STEPPING)
+    def enter(self, state: State) -> None:
+        """What follows is inside ``state``, until `leave`; as `inside`, where begin and end are two hooks."""
+        self._inside.append(state)
+
+    def leave(self, state: State) -> None:
+        """It has ended, or never began, or was cleared by what came from outside; safe to call twice."""
+        if state in self._inside:
+            self._inside.remove(state)
 
     def start_afresh(self) -> None:
         """Nothing of the run goes on any more: what comes from outside has broken it off."""
         self._inside.clear()
-
-    def leave_optimizer(self) -> None:
-        """It has ended, or never began; safe to call twice."""
-        if State.STEPPING in self._inside:
-            self._inside.remove(State.STEPPING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, Concatenate, ParamSpec
 
 from ampscope.capture.events.observer import StepObserver
@@ -55,11 +56,14 @@ class Observers:
 
         A fault in one observer breaks its guard, which reports it, and the others hear of the event all the same.
         """
+        if self._own.thread != get_ident():
+            with self._own:
+                self.tell(event, *args, **kwargs)
+            return
         name = event.__name__
-        with self._own:
-            for observer in self._told[name]:
-                try:  # as ``with observer.guard``, which is two calls more for each of some fifty a step
-                    getattr(observer, name)(*args, **kwargs)
-                except BaseException as error:
-                    if not observer.guard.catches(error):
-                        raise
+        for observer in self._told[name]:
+            try:  # as ``with observer.guard``, which is two calls more for each of some fifty a step
+                getattr(observer, name)(*args, **kwargs)
+            except BaseException as error:
+                if not observer.guard.catches(error):
+                    raise

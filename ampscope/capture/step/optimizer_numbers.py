@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +28,7 @@ class _Known:
     optimizer: Callable[[], Any]
     owned: bool | None = None  #: holds a parameter of a watched model; None before that was looked at
     index: int | None = None  #: its number; None before its first step
-    through: Callable[[], Any] = field(default=lambda: None)  #: the optimizer of torch's that steps where it is told to
+    through: Callable[[], Any] | None = None  #: gives the optimizer of torch's that steps where it is told to
 
 
 class OptimizerNumbers:
@@ -69,6 +69,13 @@ class OptimizerNumbers:
             known.index = self._taken_over(optimizer)
         return known.index
 
+    def begins(self, handed: Any) -> tuple[Any, int, int]:
+        """Who steps where a scaler has ``handed`` step, or the loop itself: that optimizer, its number, its step."""
+        known = self._of(handed)
+        optimizer = known.optimizer()
+        index = self.index_of(optimizer) if known.index is None else known.index
+        return optimizer, index, self._next_step.get(index, 0)
+
     def who_steps(self, handed: Any) -> Any:
         """The optimizer that steps where a scaler has ``handed`` step: that itself, or one of torch's behind it."""
         return self._of(handed).optimizer()
@@ -98,8 +105,11 @@ class OptimizerNumbers:
 
     def by_number(self) -> dict[int, Optimizer]:
         """The optimizers that have stepped and are still there."""
-        alive = ((known.index, known.optimizer()) for known in self._known.values())
-        return {index: found for index, found in alive if index is not None and found is not None}
+        alive: dict[int, Optimizer] = {}
+        for known in self._known.values():
+            if known.index is not None and (found := known.optimizer()) is not None:
+                alive[known.index] = found
+        return alive
 
     def of_weights(self, weights: list[Tensor], given: Mapping[str, Tensor] = NOTHING) -> tuple[Optimizer, int]:
         """The optimizer that steps any of ``weights``, with its number.
@@ -155,7 +165,7 @@ class OptimizerNumbers:
 
     def step_of(self, optimizer: Optimizer | None) -> int:
         """Number of the step that ``optimizer`` (with None, the first) is working on."""
-        return self.step_at(0 if optimizer is None else self._of(optimizer).index or 0)
+        return self._next_step.get(0 if optimizer is None else self._of(optimizer).index or 0, 0)
 
     def stepped(self, attempt: StepAttempt, *, first: bool) -> None:
         """An attempt is over, the ``first`` of its step."""
@@ -196,8 +206,10 @@ class OptimizerNumbers:
     def owns(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer holds a parameter of a watched model."""
         known = self._of(optimizer)
+        if known.owned:
+            return True
         view = OptimizerView(known.optimizer())
-        if not known.owned and self._models.stand_ins.take_up(view.parameters):
+        if self._models.stand_ins.take_up(view.parameters):
             known.owned = None
         if known.owned is None:
             known.owned = False
@@ -215,7 +227,7 @@ class OptimizerNumbers:
             if not (is_optimizer(optimizer) or OptimizerView(optimizer).groups):  # it tells nobody what it steps
                 everything = stand_in(self._models.trained())
                 known.through = lambda: everything
-        through = known.through()
+        through = known.through() if known.through is not None else None
         return known if through is None else self._of(through)
 
 

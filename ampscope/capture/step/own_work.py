@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ampscope.capture.replay.tape_mode import TapeMode
 from ampscope.capture.step.carried.listening.loop_mode import LoopMode
 from ampscope.capture.torch_support import dynamo, guard, torch_private
 from ampscope.capture.torch_support.calls import call_state
-from ampscope.capture.torch_support.calls.call_state import Ambient, PlainState
+from ampscope.capture.torch_support.calls.call_state import Ambient
 from ampscope.capture.torch_support.calls.modes_aside import OthersAside, remove_modes
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.communication import process_group
@@ -32,12 +34,17 @@ def _is_ours(mode: object) -> bool:
 class OwnWork:
     """A context that may be entered again inside itself; a thread waits while another one is in it.
 
+    Autocast is off inside it, and so is inference mode; the weights that autocast has cast stay cast. Leaving a
+    ``torch.autocast`` region would let go of those, and what the loop casts anew has another history. So the switch of
+    each device type is turned by itself, where it is on.
+
     Args:
         pause: On while the work lasts: what observes ops leaves it out.
         say: Is told, as a text for the user, why there may be none.
 
     Attributes:
         may_be_unwanted: CUDA was in use when the latest step began, so `is_unwanted` is to be asked.
+        thread: The one that is in it now; None where none is.
     """
 
     def __init__(self, pause: Pause, say: Callable[[str], object]) -> None:
@@ -46,10 +53,14 @@ class OwnWork:
         self._has_said = False
         self.may_be_unwanted = pause.cuda
         self._aside, pause.others = OthersAside(_is_ours), OthersAside(_is_ours)
-        self._plain = PlainState(call_state.device_types())
+        self._types = call_state.device_types()
+        self._switched: list[str] = []  # types of which autocast is switched off
+        self._grad = True  # the loop's grad mode
+        self._inference: contextlib.AbstractContextManager[None] | None = None
         self._alone = NoCollectives()
         self._may_communicate = True  # as of the latest step's begin
         self._depth = 0
+        self.thread: int | None = None
         self._started = 0.0
         self._taken = 0.0
         self._alone_in = threading.RLock()
@@ -64,7 +75,7 @@ class OwnWork:
     @property
     def ambient(self) -> Ambient:
         """The loop's own autocast and grad mode, around the work that is being done."""
-        return self._plain.around()
+        return call_state.around(self._types, self._grad, self._switched)
 
     @property
     def is_unwanted(self) -> bool:
@@ -108,6 +119,7 @@ class OwnWork:
             raise guard.RunOverError
         if not self._depth:
             guard.here.working = True  # first, and last in `__exit__`: so a door knows of any that is broken off
+            self._grad = torch.is_grad_enabled()
         self._depth += 1
         if self._depth == 1:
             self._started = time.perf_counter()
@@ -115,16 +127,31 @@ class OwnWork:
             self._pause.on = True
             if torch_private.function_stack.length() or torch_private.dispatch_stack.length():
                 self._aside.__enter__()
-            self._plain.enter()
+            for kind in self._types:
+                if torch.is_autocast_enabled(kind):
+                    self._switched.append(kind)  # first: so it is switched on again, wherever this is broken off
+                    torch.set_autocast_enabled(kind, False)
+            if torch.is_inference_mode_enabled():
+                self._inference = torch.inference_mode(False)
+                self._inference.__enter__()
             if self._may_communicate:
                 self._alone.enter()
+            self.thread = threading.get_ident()
         return self
 
     def __exit__(self, *_: Any) -> None:
         if self._depth == 1:
+            self.thread = None
             if self._alone.is_on:
                 self._alone.leave()
-            self._plain.leave()
+            if self._inference is not None:  # leaving it switches grad mode on
+                self._inference.__exit__(None, None, None)
+                self._inference = None
+            for kind in self._switched:
+                torch.set_autocast_enabled(kind, True)
+            self._switched = []
+            if torch.is_grad_enabled() != self._grad:  # work that was broken off may have left it otherwise, too
+                torch.set_grad_enabled(self._grad)
             if self._aside.are_aside:
                 self._aside.__exit__()
             self._pause.on = False

@@ -52,7 +52,9 @@ class ScalerWatch:
         """See `scaler_calls.ScalerListener`."""
         if (call.method not in _ALWAYS and not self.scaler.is_enabled()) or self._steps.gives_way_to_capture():
             return proceed()
-        self._describe(call)
+        call.scaler, call.number, call.by_loop = self.scaler, self._number, not self._stepping
+        if call.method not in _UNPLACED:
+            call.place = self._place()
         if call.method is not ScalerMethod.STEP:
             return self._steps.scaler_call(call, proceed)
         self._stepping = True
@@ -61,11 +63,10 @@ class ScalerWatch:
         finally:
             self._stepping = False
 
-    def _describe(self, call: ScalerCall) -> None:
-        call.scaler, call.number, call.by_loop = self.scaler, self._number, not self._stepping
-        call.place = self._place() if call.method not in _UNPLACED else None
-
     def _place(self) -> Place | None:
-        with self._guard:
+        try:  # as ``with self._guard``, in fewer calls
             return user_place()
+        except BaseException as error:
+            if not self._guard.catches(error):
+                raise
         return None

@@ -56,20 +56,17 @@ class StepRows(StepObserver):
         self._kept: dict[str, lost_updates.Kept] = {}  # half parameters before the optimizer stepped
         self._earlier: dict[str, Tensor] = {}  # what was kept of them at the look before
 
-    def due(self, attempt: StepAttempt) -> bool:
-        """Whether this is one of the attempts whose gradients are recorded whatever becomes of them."""
-        return gradients.is_recorded(attempt.step)
-
     def optimizer_steps(self, attempt: StepAttempt) -> None:
         """Keeps what shows afterwards whether the update was lost."""
-        if self.due(attempt):
+        if gradients.is_recorded(attempt.step):
             self._kept = lost_updates.keep(attempt.optimizer, self._models)
 
     def step_ended(self, ended: EndedStep) -> None:
         """Writes the attempt's rows."""
         self.write(ended)
-        self._earlier |= {name: each.before for name, each in self._kept.items()}
-        self._kept = {}
+        if self._kept:
+            self._earlier |= {name: each.before for name, each in self._kept.items()}
+            self._kept = {}
         if ended.attempt.scaling is None:
             self._recorder.step_over()
 
@@ -82,9 +79,10 @@ class StepRows(StepObserver):
     def write(self, ended: EndedStep) -> None:
         """Writes the step's row, and its gradients' where they are due (every so often, and when it went bad)."""
         attempt = ended.attempt
-        if (attempt.bad or self.due(attempt)) and not attempt.on_device:
+        if (attempt.bad or gradients.is_recorded(attempt.step)) and not attempt.on_device:
             self._write_gradients(attempt)
         scaling, now, observing = attempt.scaling, time.time(), self._own.seconds
+        view = OptimizerView(attempt.optimizer)
         fetched: dict[str, Tensor | float | None] = {
             "loss": attempt.opened.mean_loss(),
             "norm": attempt.norm_before_clipping,
@@ -92,17 +90,18 @@ class StepRows(StepObserver):
             "scale": scaling.scale if scaling else None,
             "tracker": scaling.tracker if scaling else None,
             "found_inf": attempt.found_inf[0] if attempt.found_inf else None,
-            "lr": OptimizerView(attempt.optimizer).learning_rate,
+            "lr": view.learning_rate,
         }
-        rates = OptimizerView(attempt.optimizer).learning_rates
-        if rates:
-            fetched |= {_RATE + group: rate for group, rate in rates.items()}
-        self._readback.fetch(fetched, lambda values: self._put(attempt, self._row(ended, values, now, observing)))
+        if len(view.groups) > 1:
+            fetched |= {_RATE + group: rate for group, rate in view.learning_rates.items()}
 
-    def _put(self, attempt: StepAttempt, row: StepRow) -> None:
-        self._recorder.step(row)
-        for told in self._arrived:
-            told(attempt, row)
+        def put(values: Values) -> None:
+            row = self._row(ended, values, now, observing)
+            self._recorder.step(row)
+            for told in self._arrived:
+                told(attempt, row)
+
+        self._readback.fetch(fetched, put)
 
     def _row(self, ended: EndedStep, values: Values, now: float, observing: float) -> StepRow:
         attempt, found, tracker = ended.attempt, values["found_inf"], values["tracker"]

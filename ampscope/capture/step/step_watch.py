@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -96,9 +95,9 @@ class StepWatch:
             self._tape.stop()
             self._cycle.on(Moment.CALLS)
             call = ModuleCall(module, args, kwargs, self._own.ambient, self._cycle.is_learning, through)
-            if not self._tape.broken:
+            if not self._tape.guard.broken:
                 self._observers.tell(StepObserver.call_began, call)
-            return None if self._tape.broken else call
+            return None if self._tape.guard.broken else call
 
     def leave(self, call: ModuleCall | None, result: Any) -> None:
         """The call has returned."""
@@ -106,7 +105,8 @@ class StepWatch:
         if call is not None and call.is_foreign and self._tape.holds_nothing_but(call):
             self.lost(call)
         elif call is not None:
-            self._observers.tell(StepObserver.call_ended, call, result)
+            with self._own:
+                self._observers.tell(StepObserver.call_ended, call, result)
             self._by_loop.call_returned(call.through)
             self._tape.listen()
 
@@ -141,7 +141,7 @@ class StepWatch:
         busy = self._cycle.is_busy and not self._endings.optimizer_is_lost(another_begins=optimizer_begins)
         if not (busy or optimizer_begins):
             self._endings.settle()
-        return busy or self.gives_way_to_capture()
+        return busy or (self._own.may_be_unwanted and self.gives_way_to_capture())
 
     def gives_way_to_capture(self) -> bool:
         """Gives up a step of which a part goes into a CUDA graph; returns whether calls do, to be left alone."""
@@ -164,18 +164,22 @@ class StepWatch:
         if not self._cycle.is_open and not self._began_unseen(args, kwargs):
             with self._cycle.inside(State.BACKWARD):  # a watched module that it recomputes does not begin a step
                 return call(*args, **kwargs)
-        listening = self._tape.stop() or listening
+        listening = listening or self._tape.stop()
         self._backward_began(args, kwargs)
         try:
-            with self._cycle.inside(State.BACKWARD):
+            self._cycle.enter(State.BACKWARD)
+            try:
                 result = call(*args, **kwargs)
+            finally:
+                self._cycle.leave(State.BACKWARD)
         except BaseException as error:
             leave = self.give_up if isinstance(error, Exception) else self.abandon  # Ctrl+C does not wait for a verdict
             leave("a part of the step was lost to an exception in backward")
             raise
         self._cycle.opened.micro_batches += 1
         self._cycle.on(Moment.RUNS_BACKWARD)
-        self._observers.tell(StepObserver.backward_ended)
+        with self._own:
+            self._observers.tell(StepObserver.backward_ended)
         self._by_loop.backward_returned()
         if listening and self._cycle.is_open:
             self._tape.listen_after_backward(traced=self._live.active)
@@ -208,27 +212,30 @@ class StepWatch:
 
     def scaler_call(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """Runs a call of a scaler, and returns what it returned."""
-        self._scaler_call_began(call)
-        scales = call.method is ScalerMethod.SCALE
-        run = partial(self._tape.scaled, call, proceed) if scales else partial(self._tape.unheard, proceed)
-        call.result = self._unless_lost(run)
-        self._scaler_call_ended(call)
-        return call.result
-
-    def _unless_lost(self, proceed: Callable[[], Any]) -> Any:
-        """Runs what a scaler does; of an exception that leaves it is told."""
+        aside = self._tape.steps_aside(call)
         try:
-            return proceed()
-        except Exception:
-            self._observers.tell(StepObserver.scaler_call_lost)
-            raise
+            self._scaler_call_began(call)
+            try:
+                call.result = proceed()
+            except Exception:
+                self._observers.tell(StepObserver.scaler_call_lost)
+                raise
+            self._scaler_call_ended(call)
+        finally:
+            if aside:
+                self._tape.mode.step_back()
+        return call.result
 
     def scaler_step(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """Runs ``scaler.step``; of the run's own optimizers it is an attempt at a step."""
         optimizer = call.argument
         if self.optimizers.owns(optimizer):
             self._scaler_call_began(call)
-            call.result, call.attempt = self._unless_lost(lambda: self._endings.through_scaler(call, proceed))
+            try:
+                call.result, call.attempt = self._endings.through_scaler(call, proceed)
+            except Exception:
+                self._observers.tell(StepObserver.scaler_call_lost)
+                raise
         else:  # how another model's optimizer is used is no concern of this run
             self._endings.attempts.gradients_complete()
             call.result = self._tape.unheard(proceed)
@@ -320,7 +327,7 @@ class StepWatch:
 
     def part_failed(self) -> None:
         """A guard has caught a fault: what the faulty part had installed goes."""
-        if self._tape.broken:
+        if self._tape.guard.broken:
             self.abandon()
         if self._live.broken:
             self._live.drop()

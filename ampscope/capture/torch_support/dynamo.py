@@ -31,8 +31,8 @@ def _eval_frame() -> ModuleType | None:
 
 def in_use() -> bool:
     """Whether ``torch.compile`` was used in this process."""
-    backends = getattr(_eval_frame(), "cached_backends", {})
-    return any(callable(backend) for backend in backends.values())
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    return any(map(callable, backends.values()))
 
 
 def graphs_compiled() -> int:

@@ -32,12 +32,13 @@ _FABRICS = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")
 _IN_NAMES = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 #: What ``module.compile()`` leaves among a module's attributes.
 _compiled_call = operator.methodcaller("get", "_compiled_call_impl")
+_version = operator.attrgetter("_version")
 
 
 def _inner_name(module: nn.Module) -> str | None:
     for home, name, attribute in _INNER:
         kind = getattr(sys.modules.get(home), name, None)
-        if kind is not None and isinstance(module, kind):
+        if kind is not None and type.__subclasscheck__(kind, type(module)):  # some are ABCs, which ask in Python
             return attribute
     return None
 
@@ -138,7 +139,7 @@ class Models:
 
     def _held_now(self) -> list[int]:
         """``id`` of every layer and parameter, in order; those that are known live, so that none has another's."""
-        held = [module.__dict__ for module in (*self.roots, *self.modules)]
+        held = self._attributes
         return _ids(held, "_modules") + _ids(held, "_parameters")
 
     def _parameters_are_lent(self) -> bool:
@@ -207,11 +208,11 @@ class Models:
 
     def replaceable_tensors(self) -> list[int]:
         """``id`` of every buffer and of every tensor in a plain attribute: what code replaces instead of writing it."""
-        held = [module.__dict__ for module in self.modules]
+        held = self._attributes[len(self.roots) :]
         counts = list(map(len, held))
         if counts != self._attribute_counts:
             self._attribute_counts, self._plain = counts, list(self._with_plain_tensors())
-        plain = (id(vars(module).get(name)) for module, names in self._plain for name in names)
+        plain = [id(vars(module).get(name)) for module, names in self._plain for name in names] if self._plain else ()
         return [*_ids(held, "_buffers"), *plain]
 
     def _with_plain_tensors(self) -> Iterator[tuple[nn.Module, list[str]]]:
@@ -233,7 +234,7 @@ class Models:
                 own = self._own_parameters.setdefault(id(module), [])
                 own += () if own else module.parameters()
                 trained = self._trained[id(module)] = [parameter for parameter in own if parameter.requires_grad]
-            return [parameter._version for parameter in trained]
+            return list(map(_version, trained))
 
     def weight_norms(self) -> list[Tensor]:
         """The L2 norm of every dense trainable parameter, as far as it lies on this rank, as device scalars."""
@@ -263,7 +264,7 @@ def held_buffers(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str,
 
 def _ids(held: list[dict[str, Any]], table: str) -> list[int]:
     """``id`` of everything in one table of each of the modules whose attributes are ``held``."""
-    return list(map(id, chain.from_iterable([attributes[table].values() for attributes in held])))
+    return list(map(id, chain.from_iterable(map(dict.values, map(operator.itemgetter(table), held)))))
 
 
 def without_wrappers(name: str) -> str:

@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from types import CodeType, FrameType, MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ampscope.capture.torch_support import guard, tensor_tree, torch_private
+from ampscope.capture.torch_support import guard, tensor_tree
 
 #: What an optimizer does all at once, and a copy is told not to: each parameter by itself is what can be read.
 _AT_ONCE = {"foreach": False, "fused": False}
@@ -28,6 +29,8 @@ _OWN_DEPTH, _OWN_ELEMENTS = 4, 1 << 24
 #: Groups whose learning rates are told.
 _MOST_GROUPS = 64
 _SEQUENCES = (list, tuple, set)
+
+_parameters = itemgetter("params")
 
 
 class OptimizerView(NamedTuple):
@@ -52,7 +55,7 @@ class OptimizerView(NamedTuple):
     @property
     def parameters(self) -> list[Tensor]:
         """The parameters it steps, in the order of its groups."""
-        return list(chain.from_iterable([group["params"] for group in self.groups]))
+        return list(chain.from_iterable(map(_parameters, getattr(self.optimizer, "param_groups", ()))))
 
     @property
     def with_gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -71,7 +74,8 @@ class OptimizerView(NamedTuple):
     @property
     def learning_rate(self) -> Tensor | float | None:
         """The learning rate of its first group, on the device where the optimizer keeps it; None where it has none."""
-        return _number(self.groups[0].get("lr")) if self.groups else None
+        groups = getattr(self.optimizer, "param_groups", ())
+        return _number(groups[0].get("lr")) if groups else None
 
     @property
     def learning_rates(self) -> dict[str, Tensor | float | None]:
@@ -94,7 +98,7 @@ class OptimizerView(NamedTuple):
     @property
     def epsilons(self) -> Iterator[tuple[float, torch.dtype]]:
         """The eps of each group that has one, with the dtype of the group's first parameter."""
-        for group in self.groups:
+        for group in getattr(self.optimizer, "param_groups", ()):
             eps = group.get("eps")
             if isinstance(eps, (int, float)) and group["params"]:
                 yield eps, group["params"][0].dtype
@@ -105,11 +109,6 @@ class OptimizerView(NamedTuple):
         for group, value in had:
             group[setting] = other(value)
         return [value for _, value in had]
-
-    @property
-    def decides_on_device(self) -> bool:
-        """Whether it unscales and skips by itself, on the device (``fused=True``)."""
-        return torch_private.steps_on_device(self.optimizer)
 
     @property
     def steps_made(self) -> int | None:
@@ -243,7 +242,7 @@ def is_optimizer(thing: object) -> bool:
 
 def tells_of_steps(thing: object) -> bool:
     """Whether hooks hear of the steps of ``thing``; a class that never ran the constructor of torch's has none."""
-    return is_optimizer(thing) and getattr(getattr(type(thing), "step", None), "hooked", False) is True
+    return isinstance(thing, Optimizer) and getattr(getattr(type(thing), "step", None), "hooked", False) is True
 
 
 class StepListener(Protocol):

@@ -16,20 +16,23 @@ class Parcel:
 
     Args:
         values: Zero-dimensional tensors or numbers by name; None stays None. What is on the host already has arrived.
+
+    Attributes:
+        is_here: Nothing of it is on its way any more, and `here` are the values.
     """
 
     def __init__(self, values: dict[str, Tensor | float | None]) -> None:
         far: dict[str, Tensor] = {}
-        self._values: Values = {}
+        self.here: Values = {}
         for name, value in values.items():
             if isinstance(value, Tensor) and not value.is_cpu:
-                far[name], self._values[name] = value, None
+                far[name], self.here[name] = value, None
             elif isinstance(value, Tensor):
                 # torch warns of a number that is made of one with a gradient
-                self._values[name] = float(value.detach() if value.requires_grad else value)
+                self.here[name] = float(value.detach() if value.requires_grad else value)
             else:
-                self._values[name] = value
-        self._event: torch.Event | None = None
+                self.here[name] = value
+        self.is_here = not far
         if far:
             self._send(far)
 
@@ -45,21 +48,21 @@ class Parcel:
         self._device = torch.cat(wide) if len(wide) > 1 else wide[0]  # kept until it has been copied
         self._host = torch.empty(len(far), dtype=torch.float64, pin_memory=home.type != "mps")  # which shares it
         self._host.copy_(self._device, non_blocking=True)
-        self._event = torch.Event(home.type)
+        self._event: torch.Event = torch.Event(home.type)
         self._event.record(torch.accelerator.current_stream(home))  # not that of the device that is current
 
     @property
     def arrived(self) -> bool:
         """Whether `values` can be had without waiting."""
-        return self._event is None or bool(self._event.query())
+        return self.is_here or bool(self._event.query())
 
     def values(self) -> Values:
         """The values; waits for what has not arrived."""
-        if self._event is not None:
+        if not self.is_here:
             self._event.synchronize()
-            self._values |= zip(self._names, self._host.tolist(), strict=True)
-            self._event = None
-        return self._values
+            self.here |= zip(self._names, self._host.tolist(), strict=True)
+            self.is_here = True
+        return self.here
 
 
 class Readback:
@@ -70,8 +73,12 @@ class Readback:
 
     def fetch(self, values: dict[str, Tensor | float | None], then: Callable[[Values], None]) -> None:
         """Calls ``then`` with every value as a float, now or at a later `poll`, never out of order."""
-        self._travelling.append((Parcel(values), then))
-        self.poll()
+        parcel = Parcel(values)
+        if not self._travelling and parcel.is_here:
+            then(parcel.here)
+        else:
+            self._travelling.append((parcel, then))
+            self.poll()
 
     def poll(self) -> None:
         """Hands over what has arrived."""

@@ -40,9 +40,8 @@ _MOST = 4000
 def tensors(value: Any) -> Iterator[Tensor]:
     """Every tensor in ``value``: through tuples, lists, dicts, dataclasses and plain objects, in a stable order."""
     if isinstance(value, Tensor):
-        yield value
-    elif not isinstance(value, ATOMS):
-        yield from _Walk().tensors(value, _DEPTH)
+        return iter((value,))
+    return iter(()) if isinstance(value, ATOMS) else _Walk().tensors(value, _DEPTH)
 
 
 def rebuild(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any:

@@ -128,6 +128,9 @@ def insert_function_mode(mode: TorchFunctionMode) -> None:
 
     Only the mode of ``torch.set_default_device`` stays below: torch insists on that.
     """
+    if not function_stack.length():
+        function_stack.push(mode)
+        return
     stack = function_modes()
     above = 1 if stack and stack[0] is default_device_mode() else 0
     function_stack.become([*stack[:above], mode, *stack[above:]])
@@ -158,7 +161,7 @@ def remove_dispatch_mode(mode: TorchDispatchMode) -> None:
     dispatch_stack.remove(mode)
 
 
-def past_modes(tensors: Iterable[Tensor] = ()) -> tuple[Any, ...]:
+def past_modes(tensors: Iterable[Tensor | None] = ()) -> tuple[Any, ...]:
     """Contexts in which ops on these tensors run past all modes, if they are plain; for a few ops that come often."""
     are_plain = _PLAIN.issuperset(map(type, tensors))
     return (_past_dispatch(), _past_functions()) if are_plain else (nullcontext(), nullcontext())
@@ -238,13 +241,9 @@ def is_tracing() -> bool:
 
     Nothing is seen of such calls, and no op of AMPscope's may come between them: it would be part of the graph.
     """
-    return torch.compiler.is_compiling() or records_calls()
-
-
-def records_calls() -> bool:
-    """Whether it does so by another way than Dynamo, which asks for itself."""
-    is_fx = getattr(symbolic_trace, "_is_fx_tracing_flag", False)
-    return tracing_state() is not None or bool(is_fx) or graphs.in_the_making > 0
+    if torch.compiler.is_compiling() or tracing_state() is not None or graphs.in_the_making:
+        return True
+    return bool(getattr(symbolic_trace, "_is_fx_tracing_flag", False))
 
 
 class _Graphs(threading.local):

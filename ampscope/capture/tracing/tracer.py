@@ -165,7 +165,9 @@ class Tracer(OwnMode):
         operator, guard = operators.described.get(id(func)) or operators.describe(func), self._guard
         args = _with_tensor(args) if operator.passes_through else args
         captured = self.pause.cuda and self.pause.captures()
-        if self.pause.on or guard.broken or captured or torch_private.records_calls():
+        recorded = torch_private.tracing_state() is not None or torch_private.graphs.in_the_making
+        recorded = recorded or torch_private.symbolic_trace._is_fx_tracing_flag
+        if self.pause.on or guard.broken or captured or recorded:
             return operator.call(*args, **kwargs)
         result, places = NOT_RUN, self.places
         self.functions.handling += 1

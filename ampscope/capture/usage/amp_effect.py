@@ -34,7 +34,9 @@ class AmpEffect(StepObserver):
 
     def step_began(self, start: StepStart) -> None:
         """Looks at the region around the first forward."""
-        on = [] if self._is_over else [each for each in start.ambient.regions if each.enabled]
+        if self._is_over:
+            return
+        on = [each for each in start.ambient.regions if each.enabled]
         here = {device.type for device in self._models.devices} if on else set()
         if any(each.device_type in here for each in on):
             self._is_over = True

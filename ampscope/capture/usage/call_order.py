@@ -142,4 +142,7 @@ class CallOrder:
         return None
 
     def _of(self, scaler: int) -> _SinceUpdate:
-        return self._since_update.setdefault(scaler, _SinceUpdate())
+        known = self._since_update.get(scaler)
+        if known is None:
+            known = self._since_update[scaler] = _SinceUpdate()
+        return known

@@ -69,16 +69,18 @@ class FollowedValues:
 
     def backward_done(self) -> None:
         """Gradients are scaled ones again, and may be other tensors."""
-        self._gradients = None
-        self._storages.clear()
-        self._held.release()
-        self._ids.clear()
+        if self._gradients is not None or self._storages:
+            self._gradients = None
+            self._storages.clear()
+            self._held.release()
+            self._ids.clear()
 
     def new_iteration(self) -> None:
         """What was computed from the old gradients is history."""
         self.backward_done()
-        alive = (each for each in self._tensors.items() if each[1][0]() is not None)
-        self._tensors = {key: (ref, how) for key, (ref, how) in alive if how.of_scale}
+        for key, (ref, how) in list(self._tensors.items()):
+            if ref() is None or not how.of_scale:
+                del self._tensors[key]
 
     # -- gradients ----------------------------------------------------------------------------------------------
 
@@ -112,9 +114,11 @@ class FollowedValues:
         if self._gradients is not None and memory is not None and not dependence.inhomogeneous:
             self._gradients[memory] = dependence
 
-    def any_unscaled(self, gradients: Iterable[Tensor]) -> bool:
-        """Whether the loop itself has divided the scale out of any of ``gradients``."""
-        return bool(self._gradients) and any(self.dependence_of(gradient).unscaled for gradient in gradients)
+    def any_unscaled(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether the loop itself has divided the scale out of the gradient of any of ``parameters``."""
+        if not self._gradients:
+            return False
+        return any(self.dependence_of(p.grad).unscaled for p in parameters if p.grad is not None)
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -135,7 +139,7 @@ class FollowedValues:
             known = self._tensors.get(id(value))
             if known is not None and known[0]() is value:
                 return known[1]
-            return self._of_gradient(value)
+            return self._of_gradient(value) if self._storages else CONSTANT
         if isinstance(value, (list, tuple)):
             found = filter(CONSTANT.__ne__, map(self.dependence_of, value))
             return max(found, key=lambda each: (bool(each.inhomogeneous), abs(each.degree)), default=CONSTANT)

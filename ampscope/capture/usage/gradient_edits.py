@@ -50,7 +50,7 @@ class GradientEdits:
         self._values.new_iteration()
         self._clip_factors.forget_reads()
         self._terms.clear()
-        self.take()
+        self._mistake = self._decision = None
 
     def take(self) -> Mistake | None:
         """The first mistake since the last call; a decision counts when no edit is one."""

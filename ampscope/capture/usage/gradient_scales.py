@@ -56,7 +56,8 @@ class GradientScales:
             several: Whether to tell apart which parameters it reaches: there may be several optimizers.
             unscaled: A parameter (by ``id``) that it reaches from a loss that none of them scaled, too.
         """
-        self._settle()
+        if self._within_step:
+            self._settle()
         usual = self._by_parameter.get(None, scalers)
         self._in_backward, self._also_unscaled = scalers, unscaled
         if several or usual != scalers or self._unscaled or len(self._by_parameter) > 1:
@@ -90,23 +91,24 @@ class GradientScales:
 
     def were_unscaled(self, parameters: list[Tensor], *, by_loop: bool) -> None:
         """``unscale_`` has divided the gradients of ``parameters``: called by the loop, or by a step that uses them."""
-        self._settle()
+        if self._within_step:
+            self._settle()
         self._within_step = parameters
         if by_loop:
             self._settle()
 
     def _settle(self) -> None:
         """Takes down one by one which gradients are unscaled: a step that ends as it should needs none of it."""
-        if self._within_step:
-            self._unscaled |= {id(p): weakref.ref(p.grad) for p in self._within_step if p.grad is not None}
-            self._within_step = []
+        self._unscaled |= {id(p): weakref.ref(p.grad) for p in self._within_step if p.grad is not None}
+        self._within_step = []
 
     def stepped(self, parameters: list[Tensor]) -> None:
         """An optimizer has used the gradients of ``parameters``, or was skipped."""
         self._is_used = True
         if len(parameters) == len(self._within_step) and all(map(is_, parameters, self._within_step)):
             self._within_step = []
-        self._settle()
+        if self._within_step:
+            self._settle()
         self._by_parameter.pop(None, None)
         if self._by_parameter or self._unscaled:
             for key in map(id, parameters):
@@ -138,7 +140,8 @@ class GradientScales:
 
     def free_of_scale(self) -> Iterator[Tensor]:
         """The gradients that no scaler has scaled, or that ``unscale_`` has divided."""
-        self._settle()
+        if self._within_step:
+            self._settle()
         usual = self._by_parameter.get(None, frozenset())
         for key, (_, parameter) in self._models.parameters.items():
             is_free = key in self._unscaled or not self._by_parameter.get(key, usual) - UNSCALED
@@ -152,7 +155,10 @@ class GradientScales:
     def scalers_of(self, parameters: Iterable[Tensor]) -> ScalerNumbers:
         """The scalers whose scale is in the gradients of ``parameters``; empty where no backward was seen."""
         if len(self._by_parameter) == 1 and None in self._by_parameter:  # the same of all
-            return self._by_parameter[None] if any(p.grad is not None for p in parameters) else frozenset()
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    return self._by_parameter[None]
+            return frozenset()
         return frozenset().union(*(self._of_parameter(id(p)) for p in parameters if p.grad is not None))
 
     def _of_parameter(self, key: int) -> ScalerNumbers:
@@ -161,7 +167,8 @@ class GradientScales:
 
     def is_unscaled(self, parameters: Iterable[Tensor]) -> bool:
         """Whether ``unscale_`` has divided the gradients of any of ``parameters``."""
-        self._settle()
+        if self._within_step:
+            self._settle()
         return bool(self._unscaled) and any(id(p) in self._unscaled for p in parameters)
 
     def hold_scale(self, parameters: Iterable[Tensor]) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.calls.backward_call import factor_of
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import node_sequence_number
@@ -29,9 +28,9 @@ class ScaledLosses:
         self._by_number: dict[int, int] = {}  # of the autograd node that multiplied by the scale -> scaler
         self._waiting: set[int] = set()  # the nodes of which no gradients were asked since
 
-    def scaled(self, scaler: int, outputs: Any) -> None:
+    def scaled(self, scaler: int, outputs: Iterable[Tensor]) -> None:
         """A scaler returned these outputs."""
-        for tensor in tensor_tree.tensors(outputs):
+        for tensor in outputs:
             if tensor.grad_fn is not None:
                 number = node_sequence_number(tensor.grad_fn)
                 self._by_number[number] = scaler

@@ -66,12 +66,15 @@ class ScalerHandovers:
         if scaler in self._scalers:
             self._scalers[scaler].fresh = False
 
-    def unscales(self, scaler: int, optimizer: Optimizer, step: int, place: Place | None) -> Handover | None:
+    def unscales(
+        self, scaler: int, optimizer: Optimizer, parameters: list[Tensor], step: int, place: Place | None
+    ) -> Handover | None:
         """A scaler unscales the gradients of an optimizer.
 
         Args:
             scaler: Its number.
             optimizer: The optimizer.
+            parameters: What that steps.
             step: The number of the step.
             place: The user's line.
 
@@ -79,9 +82,10 @@ class ScalerHandovers:
             The handover, once it is certain: at once when the optimizer has steps behind it that this process did not
             see, at the second service when another scaler served its parameters before.
         """
-        key, me = _key(optimizer), self._scalers.get(scaler)
-        if key is None or me is None:
+        me = self._scalers.get(scaler)
+        if me is None or not parameters:
             return None
+        key = id(parameters[0])
         before, self._serving[key] = self._serving.get(key), scaler
         first, me.served = not me.served, True
         me.again = me.again or before == scaler
@@ -101,10 +105,6 @@ class ScalerHandovers:
                     self._pending[key] = Handover(step, place, scales)
             return None
         return self._pending.pop(key, None)
-
-
-def _key(optimizer: Optimizer) -> int | None:
-    return next((id(parameter) for parameter in OptimizerView(optimizer).parameters), None)
 
 
 def _number(scale: Tensor | None) -> float | None:

@@ -15,7 +15,6 @@ from ampscope.capture.hooks import process_hooks
 from ampscope.capture.torch_support import tensor_tree, torch_private
 from ampscope.capture.torch_support.calls.backward_call import backward_seeds
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import user_place
 from ampscope.capture.usage.mistake import Mistake, ReportMistake
 from ampscope.capture.usage.usage_watch import UsageWatch
@@ -46,10 +45,10 @@ class UsageObserver(StepObserver):
     def step_began(self, start: StepStart) -> None:
         """Checks that the step before ended outside of autocast: weights cast before it would be used after it."""
         now = start.ambient
-        if now.cache and now.autocast_dtype is not None and self._stepped_in_epoch == process_hooks.autocast_epoch():
+        if now.cache and now.autocast_dtype is not None and self._stepped_in_epoch == process_hooks.epoch[0]:
             step = max(self._step_of(None) - 1, 0)
             self._report(Mistake(Cause.MISUSE_AUTOCAST_SPANS_STEP, user_place(), step))
-        self._began_in_epoch = process_hooks.autocast_epoch()
+        self._began_in_epoch = process_hooks.epoch[0]
         self._usage.new_iteration()
 
     def backward_began(self, backward: BackwardCall) -> None:
@@ -73,10 +72,10 @@ class UsageObserver(StepObserver):
         elif call.method in (ScalerMethod.UNSCALE, ScalerMethod.STEP) and _has_scaled_nothing(call.scaler):
             self._usage.nothing_scaled(call.argument)
         elif call.method is ScalerMethod.UNSCALE:
-            self._usage.before_unscale(call.number, call.argument, by_loop=call.by_loop)
+            self._usage.before_unscale(call.number, call.argument, call.place, by_loop=call.by_loop)
         elif call.method is ScalerMethod.STEP:
-            on_device = OptimizerView(call.argument).decides_on_device
-            self._usage.before_step(call.number, call.argument, on_device=on_device)
+            on_device = torch_private.steps_on_device(call.argument)
+            self._usage.before_step(call.number, call.argument, call.place, on_device=on_device)
         elif call.method is ScalerMethod.UPDATE:
             self._usage.before_update(call.number, by_hand=call.argument is not None)
 
@@ -88,7 +87,7 @@ class UsageObserver(StepObserver):
         elif call.method is ScalerMethod.GET_SCALE:
             self._usage.scale_read(call.result)
         elif call.method is ScalerMethod.UNSCALE:
-            self._usage.after_unscale(call.number, call.argument, by_loop=call.by_loop)
+            self._usage.after_unscale(call.number, call.argument, call.place, by_loop=call.by_loop)
         elif call.method is ScalerMethod.STEP:
             self._usage.after_step(call.number, call.argument)
         elif call.method is ScalerMethod.UPDATE:
@@ -107,7 +106,7 @@ class UsageObserver(StepObserver):
         """Takes down that the optimizer has stepped or was skipped, and under which autocast region."""
         attempt = ended.attempt
         self._usage.stepped(attempt.optimizer, skipped=attempt.scaling is not None and not attempt.stepped)
-        epoch = process_hooks.autocast_epoch()
+        epoch = process_hooks.epoch[0]
         within = ended.ambient.autocast_dtype is not None and (not attempt.late or self._began_in_epoch == epoch)
         self._stepped_in_epoch = epoch if within else -1
 
@@ -118,5 +117,5 @@ class UsageObserver(StepObserver):
 
 def _has_scaled_nothing(scaler: Any) -> bool:
     """Whether a ``GradScaler`` has scaled no loss: it refuses to unscale and to step then."""
-    of_torch = isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled()
-    return of_torch and torch_private.scaler_tensors(scaler)[0] is None
+    scale = torch_private.scaler_tensors(scaler)[0]
+    return scale is None and isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled()

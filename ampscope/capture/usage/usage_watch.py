@@ -189,15 +189,19 @@ class UsageWatch:
             outputs: What it returned.
             scale: The tensor it keeps its scale in.
         """
-        if self._losses.has_scaled(scaler, (each for each in inputs if self._values.dependence_of(each).degree > 0)):
-            mistake = Mistake.here(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, MistakeForm.SCALED_TWICE)
-            self._report(mistake, self._step_of(None))
-        elif any(_depends(self._values.dependence_of(loss)) for loss in inputs):
-            mistake = Mistake.here(Cause.MISUSE_NO_UNSCALE, MistakeForm.LOSS_OF_SCALED_GRADIENTS)
-            self._report(mistake, self._step_of(None))
-        self._losses.scaled(scaler, outputs)
+        dependences = list(map(self._values.dependence_of, inputs))
+        if any(map(CONSTANT.__ne__, dependences)):
+            grown = [loss for loss, how in zip(inputs, dependences, strict=True) if how.degree > 0]
+            if self._losses.has_scaled(scaler, grown):
+                mistake = Mistake.here(Cause.MISUSE_MULTIPLE_SCALERS_UPDATE, MistakeForm.SCALED_TWICE)
+                self._report(mistake, self._step_of(None))
+            elif any(map(_depends, dependences)):
+                mistake = Mistake.here(Cause.MISUSE_NO_UNSCALE, MistakeForm.LOSS_OF_SCALED_GRADIENTS)
+                self._report(mistake, self._step_of(None))
+        results = list(tensor_tree.tensors(outputs))
+        self._losses.scaled(scaler, results)
         self._values.scale_tensor(scale)
-        for loss in tensor_tree.tensors(outputs):
+        for loss in results:
             if self._values.dependence_of(loss) == CONSTANT:
                 self._values.follow(loss, ScaleDependence(1.0, of_scale=True))
         self._handovers.scaled_by(scaler, scale)
@@ -211,45 +215,49 @@ class UsageWatch:
         mistake = Mistake.here(Cause.MISUSE_MISSING_SCALER, MistakeForm.NOTHING_SCALED)
         self._report(mistake, self._step_of(optimizer))
 
-    def before_unscale(self, scaler: int, optimizer: Optimizer, *, by_loop: bool) -> None:
-        """``unscale_`` is about to divide the gradients (called by the loop or by ``step``)."""
-        step, parameters = self._step_of(optimizer), _parameters(optimizer)
-        self._report(self._edits.take() or self._unscaled_by_hand(parameters), step)
-        if by_loop:
-            self._report(self._calls.unscale_begins(scaler, optimizer), step)
-        held, unscaled = self._scales.scalers_of(parameters), self._scales.is_unscaled(parameters)
-        self._report(self._calls.wrong_scale(scaler, optimizer, held, unscaled=unscaled), step)
-        self._report(self._half.check(optimizer, parameters), step)
-        handover = self._handovers.unscales(scaler, optimizer, self._step_of(None), user_place())
+    def before_unscale(self, scaler: int, optimizer: Optimizer, place: Place | None, *, by_loop: bool) -> None:
+        """``unscale_`` is about to divide the gradients (called by the loop, or by ``step``, at ``place``)."""
+        parameters = OptimizerView(optimizer).parameters
+        unscaled = self._scales.is_unscaled(parameters)
+        mistakes = (
+            self._edits.take() or self._unscaled_by_hand(parameters),
+            self._calls.unscale_begins(scaler, optimizer) if by_loop else None,
+            self._calls.wrong_scale(scaler, optimizer, self._scales.scalers_of(parameters), unscaled=unscaled),
+            self._half.check(optimizer, parameters),
+        )
+        for mistake in mistakes:
+            if mistake is not None:
+                self._report(mistake, self._step_of(optimizer))
+        handover = self._handovers.unscales(scaler, optimizer, parameters, self._step_of(None), place)
         if handover is not None:
             self._report(Mistake(handover.cause, handover.place, handover.step, evidence=handover.evidence))
 
     def _unscaled_by_hand(self, parameters: list[Tensor]) -> Mistake | None:
         """``unscale_`` follows a division by the loop itself."""
-        free = self._values.any_unscaled(p.grad for p in parameters if p.grad is not None)
-        if not free or self._scales.is_unscaled(parameters):
+        if not self._values.any_unscaled(parameters) or self._scales.is_unscaled(parameters):
             return None
         return Mistake.at(self._edits.unscaled_at, Cause.MISUSE_NO_UNSCALE, MistakeForm.UNSCALED_BY_HAND)
 
-    def after_unscale(self, scaler: int, optimizer: Optimizer, *, by_loop: bool) -> None:
-        """The gradients are unscaled now."""
-        self._calls.unscaled(scaler, optimizer, user_place())
-        self._scales.were_unscaled(_parameters(optimizer), by_loop=by_loop)
+    def after_unscale(self, scaler: int, optimizer: Optimizer, place: Place | None, *, by_loop: bool) -> None:
+        """The gradients are unscaled now, by a call at ``place``."""
+        self._calls.unscaled(scaler, optimizer, place)
+        self._scales.were_unscaled(OptimizerView(optimizer).parameters, by_loop=by_loop)
         self._partly.unscaled(self._scaled)
 
-    def before_step(self, scaler: int, optimizer: Optimizer, *, on_device: bool) -> None:
+    def before_step(self, scaler: int, optimizer: Optimizer, place: Place | None, *, on_device: bool) -> None:
         """``scaler.step`` begins; torch refuses a second one before ``update``, and one without gradients.
 
         Args:
             scaler: The scaler's number.
             optimizer: The optimizer.
+            place: From which line.
             on_device: Whether the optimizer unscales by itself, without ``unscale_``.
         """
         mistake = self._calls.step_begins(scaler, optimizer) or self._scales.cleared(optimizer)
         if mistake is not None:
             self._report(mistake, self._step_of(optimizer))
         elif on_device and not self._calls.is_unscaled(scaler, optimizer):
-            self.before_unscale(scaler, optimizer, by_loop=False)
+            self.before_unscale(scaler, optimizer, place, by_loop=False)
 
     def after_step(self, scaler: int, optimizer: Optimizer) -> None:
         """``scaler.step`` is over."""
@@ -272,13 +280,12 @@ class UsageWatch:
 
     def bypassed(self, optimizer: Optimizer, *, half_forward: bool, has_scaler: bool) -> None:
         """``optimizer.step`` was called without the scaler."""
-        parameters = _parameters(optimizer)
+        parameters = OptimizerView(optimizer).parameters
         self._by_hand.judged = True
         if not self._is_known:
             return
         if self._is_heard:
-            unscaled = self._values.any_unscaled(p.grad for p in parameters if p.grad is not None)
-            self._unscales_by_hand = unscaled or self._moved_unscaled
+            self._unscales_by_hand = self._values.any_unscaled(parameters) or self._moved_unscaled
         if self._by_hand.divided_out or self._unscales_by_hand:
             return
         if self._scales.hold_scale(parameters):
@@ -290,7 +297,7 @@ class UsageWatch:
 
     def bypassed_late(self, optimizer: Optimizer) -> None:
         """The same, after another optimizer has ended the step."""
-        parameters = _parameters(optimizer)
+        parameters = OptimizerView(optimizer).parameters
         if self._scales.hold_scale(parameters):
             mistake = Mistake.here(Cause.MISUSE_NO_UNSCALE, MistakeForm.STEPPED_PAST_SCALER)
             self._report(mistake, self._latest_step)
@@ -298,7 +305,7 @@ class UsageWatch:
 
     def stepped(self, optimizer: Optimizer, *, skipped: bool) -> None:
         """A step attempt of ``optimizer`` is over."""
-        self._scales.stepped(_parameters(optimizer))
+        self._scales.stepped(OptimizerView(optimizer).parameters)
         self._latest_step = self._step_of(optimizer)
         self._schedulers.attempted(optimizer, self._latest_step, skipped=skipped)
 
@@ -316,7 +323,3 @@ def _depends(dependence: ScaleDependence) -> bool:
 
 def _any_half(parameters: list[Tensor]) -> bool:
     return any(parameter.dtype is torch.float16 for parameter in parameters)
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return OptimizerView(optimizer).parameters

@@ -93,13 +93,13 @@ class RowQueue:
         """Whether all that was put so far is written."""
         return not self._unwritten
 
-    def waits(self, table: Table) -> bool:
-        """Whether rows of a table are not written yet."""
-        return bool(self._of_table[table])
+    def waits(self, *tables: Table) -> bool:
+        """Whether rows of any of these tables are not written yet."""
+        return any(map(self._of_table.__getitem__, tables))
 
     def has_come_to(self, table: Table) -> bool:
         """Whether the next row of a table may be written past the queue: it is open, and holds none before it."""
-        return self._open and not self.waits(table) and self.here
+        return self._open and not self._of_table[table] and self.here
 
     def written(self, done: Round) -> None:
         """The rows of a round are in the journals."""

@@ -166,9 +166,9 @@ class TraceWriter:
         if not (at_once and single is not None and self._journals.append_at_once(table, single)):
             self._queue.put(table, rows)
 
-    def waits(self, table: Table) -> bool:
-        """Whether rows of a table were put and are not in its journal yet."""
-        return self._queue.waits(table)
+    def waits(self, *tables: Table) -> bool:
+        """Whether rows of any of these tables were put and are not in its journal yet."""
+        return self._queue.waits(*tables)
 
     def flush(self, timeout: float | None = 30.0) -> bool:
         """Wait until all that was put so far is in the journals.

@@ -32,7 +32,7 @@ PARTS: dict[str, str] = {
     "call_tape.Tape.backward_call": "the step tape",
     "call_tape.Tape._arguments": "the step tape",
     "function_names.is_in_place": "the step tape",
-    "call_state.current": "the step tape",
+    "call_state.current": "the step tape|the following of what the loop carries",
     "user_line.user_place": "",
     "state_snapshot.StateSnapshot.take": "the step tape",
     "tape_mode.TapeMode._note": "the step tape",

@@ -55,7 +55,7 @@ SEAMS: tuple[tuple[type, str, dict[str, str]], ...] = (
 _UNCOUNTED = frozenset({"saw_function"})
 #: Events that a part answers by calling another of its own methods, which is noted; and how it keeps from listening.
 _ANSWERED = {
-    "tape": {"scaler_call_ended", "stop", "unheard", "scaled", "optimizer_comes", "learn_edits", "write_edits"},
+    "tape": {"scaler_call_ended", "stop", "unheard", "steps_aside", "optimizer_comes", "learn_edits", "write_edits"},
     "live": {"call_lost", "abandoned", "not_finite"},
     "buffers": {"step_began", "attempt_began"},
     "rows": {"optimizer_steps", "step_ended"},

@@ -104,7 +104,7 @@ class RankHealer(Healer):
         """Whether the gradients of a step, averaged over all ranks, are not finite: all ranks know that alike."""
         if self._is_over or not _is_everywhere(attempt):
             return False
-        if self.guard.broken or self._tape.broken:
+        if self.guard.broken or self._tape.guard.broken:
             self._refuse(attempt, "a part of ampscope is switched off")
             return False
         return True

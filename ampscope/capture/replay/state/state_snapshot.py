@@ -60,12 +60,16 @@ class StateSnapshot:
             attributes["_buffers"] = dict(attributes["_buffers"])
         self._attributes = list(zip(self._models.modules, copies, strict=True))
         self.held.search()
-        if self.held:
+        holds = bool(self.held)
+        if holds:
             self.held.keep(self._attributes)
         self._review()
         self._taken_at = self._revision
+        self._in_attributes = []
+        if not (self._candidates or self._copies or holds or self.keeps_before):
+            return
         with torch.no_grad():
-            self._in_attributes = self.held.now() if self.held else []
+            self._in_attributes = self.held.now() if holds else []
             live = [tensor for tensor in (*self._candidates, *self._nested()) if self._may_change(tensor)]
             if self.keeps_before:
                 self._before, self._copies = self._copies, self._before

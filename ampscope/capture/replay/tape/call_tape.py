@@ -72,12 +72,13 @@ class Tape:
 
     def forget_before(self, number: int) -> None:
         """Lets go of the entries before ``number`` and of what they kept alive."""
-        del self.entries[: max(0, number - self.start)]
-        self.start = max(self.start, number)
-        self.results.forget_before(self.start)
         self.gradients.forget()
-        self.outside.forget_but(self.entries)
         self.obstacle = ""
+        if number > self.start:
+            del self.entries[: number - self.start]
+            self.start = number
+            self.results.forget_before(number)
+            self.outside.forget_but(self.entries)
 
     def take_back(self, entry: Entry) -> None:
         """Takes back the newest entry, whose call was left by an exception."""

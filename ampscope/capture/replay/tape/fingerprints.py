@@ -34,12 +34,14 @@ def fingerprint(value: Any, leaves: int = 4) -> list[Tensor]:
 
 def _spread(tensor: Tensor) -> Tensor:
     """Some four or more places along each dimension, as a copy: with one op for all the slices."""
-    apart = [max(1, size // 4) for size in tensor.shape]
-    sizes = [(size + each - 1) // each for size, each in zip(tensor.shape, apart, strict=True)]
-    strides = [stride * each for stride, each in zip(tensor.stride(), apart, strict=True)]
+    sizes, strides = [], []
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        apart = max(1, size // 4)
+        sizes.append((size + apart - 1) // apart)
+        strides.append(stride * apart)
     past_dispatch, past_functions = past_modes([tensor])
-    with torch.no_grad(), past_dispatch, past_functions:
-        return tensor.as_strided(sizes, strides, tensor.storage_offset()).clone()
+    with past_dispatch, past_functions:
+        return tensor.detach().as_strided(sizes, strides, tensor.storage_offset()).clone()
 
 
 def alike(ours: list[Tensor], theirs: list[Tensor]) -> bool:
@@ -94,5 +96,7 @@ def _differ_little(one: Tensor, other: Tensor) -> bool:
 
 def tensors_given(result: Any) -> int:
     """How many tensors a call returned, one or a tuple of them; 0 for anything else."""
+    if isinstance(result, Tensor):
+        return 1
     parts = result if type(result) in (tuple, list) else (result,)
     return len(parts) if all(isinstance(each, Tensor) for each in parts) else 0

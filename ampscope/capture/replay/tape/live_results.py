@@ -88,7 +88,8 @@ class LiveResults:
 
     def forget_written(self) -> None:
         """What was written in place until now, and is small enough to be copied, comes from outside from now on."""
-        self._forget_all_but({key: known for key, known in self.by_id.items() if not known.is_history})
+        if self.by_id:
+            self._forget_all_but({key: known for key, known in self.by_id.items() if not known.is_history})
 
     def let_go_of_values(self) -> None:
         """From now on what has no history of its own comes from outside, whoever has made it."""
@@ -140,7 +141,8 @@ class LiveResults:
 
     def forget_before(self, number: int) -> None:
         """Forgets the results of the entries before ``number``."""
-        self.given_to_python = [read for read in self.given_to_python if read[0] >= number]
+        if self.given_to_python:
+            self.given_to_python = [read for read in self.given_to_python if read[0] >= number]
         self._forget_all_but({key: known for key, known in self.by_id.items() if known.source.entry >= number})
         while self.scalars and self.scalars[0].source.entry < number:
             self.scalars.popleft()
@@ -166,6 +168,8 @@ class LeftGradients:
 
     def find(self, tensor: Tensor) -> GradientOf | None:
         """Whose gradient a tensor is; None for any other."""
+        if self._models is None:
+            return None
         known = self._look().get(id(tensor))
         return GradientOf(known[1]) if known is not None and known[0]() is tensor else None
 

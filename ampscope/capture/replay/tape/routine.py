@@ -42,6 +42,7 @@ class Routine:
     Attributes:
         always: Every step is heard: what the loop does there is no routine.
         edits: It has changed unscaled gradients by more than torch's own clipping, in the latest step that was heard.
+        is_awake: The present step is heard; else only that of it which a later backward depends on.
         emptied: The loop has set gradients to zero that a backward had left: a decision, which may come again.
     """
 
@@ -53,7 +54,7 @@ class Routine:
         self._programs: set[tuple[int, int]] = set()
         self._gone: list[int] = []  # the beginnings of the present step's way
         self._way = self._program = 0
-        self._awake = True
+        self.is_awake = True
         self._settled = {
             True: False,
             False: False,
@@ -83,13 +84,8 @@ class Routine:
         weights = [weight for _, weight in self._models.parameters.values()]
         self._weights = weights if _PLAIN.issuperset(map(type, weights)) else []
         first = number < FIRST_STEPS or self._good < FIRST_GOOD_STEPS or not number & (number - 1)
-        self._awake = self.always or first or self._alert > 0 or not any(self._settled.values())
+        self.is_awake = self.always or first or self._alert > 0 or not any(self._settled.values())
         self._was_traced, self._is_traced = self._is_traced, False
-
-    @property
-    def is_asleep(self) -> bool:
-        """Whether only that is heard in this step which a later backward depends on."""
-        return not self._awake
 
     def listens(self, *, traced: bool) -> bool:
         """Whether it is to be heard what the loop does now, after a backward.
@@ -99,18 +95,18 @@ class Routine:
         """
         self._is_traced = traced
         if not self._settled[traced] or (traced and not self._was_traced):
-            self._awake = True
-        return self._awake or self._backwards in self._read_later
+            self.is_awake = True
+        return self.is_awake or self._backwards in self._read_later
 
     @property
     def changes_unheard(self) -> bool:
         """Whether the loop is taken to change its unscaled gradients in this step, though nobody hears it."""
-        return self.edits and not self._awake
+        return self.edits and not self.is_awake
 
     @property
     def may_change_gradients(self) -> bool:
         """Whether the loop may change the gradients that the latest backward has left, before an optimizer steps."""
-        return self._awake or self._way in self._clipped
+        return self.is_awake or self._way in self._clipped
 
     def heard(self, name: str, frame: FrameType | None, *, writes: bool) -> None:
         """A torch function was called in a frame, after a backward; ``writes``: it writes or assigns something."""
@@ -143,9 +139,9 @@ class Routine:
     def _goes_on(self, way: int) -> bool:
         self._way = way
         self._gone.append(way)
-        if self._awake or way in self._known:
+        if self.is_awake or way in self._known:
             return True
-        self._awake = self._missed = True
+        self.is_awake = self._missed = True
         self._alert, self._patience = self._patience, min(2 * self._patience, MOST_ALERT_STEPS)
         return False
 
@@ -185,7 +181,7 @@ class Routine:
             self._clipped.add(self._after_backward)
         if bad or self.emptied:
             self._alert = max(self._alert, ALERT_STEPS)
-        elif self._awake and not self._missed:
+        elif self.is_awake and not self._missed:
             done = self._way, self._program
             self._settled[self._is_traced] = done in self._programs
             if len(self._known) > _MOST_KNOWN:

@@ -93,8 +93,7 @@ class Attempts:
             scaling: The scaler's state; None without one.
             place: The user's line, where it is known.
         """
-        opened, optimizer = self.cycle.opened, self.optimizers.who_steps(handed)
-        index, step = self.optimizers.index_of(optimizer), self.optimizers.step_of(optimizer)
+        opened, (optimizer, index, step) = self.cycle.opened, self.optimizers.begins(handed)
         norm = opened.norms.get(id(optimizer))
         return self._ready(StepAttempt(optimizer, index, step, scaling, opened, norm, handed=handed), place)
 
@@ -114,7 +113,7 @@ class Attempts:
         opened = attempt.opened
         self.gradients_complete()
         self.tape.stop()
-        edits, expected = self.tape.gradient_edits, True
+        edits, expected = self.tape.mode.edits, True
         with self.guard:
             expected = self.tape.optimizer_comes(attempt, place)
         if attempt.scaling is not None and edits is not None and (edits.edited or not expected):
@@ -198,7 +197,7 @@ class Attempts:
                 bad = bad._replace(details={"finite_at": dict.fromkeys(bad.symptom.buffers, self._written.finite_at)})
             self.found(attempt, bad)
             edited = None if attempt.bad else verdict.of_edits(attempt, self.models)
-            edits = self.tape.gradient_edits
+            edits = self.tape.mode.edits
             if edited is not None:
                 attempt.norm = attempt.opened.edited[id(attempt.optimizer)]
                 self.tape.write_edits()
@@ -244,7 +243,7 @@ class Attempts:
         """Makes an incident of what is ``bad``, unless the attempt has one."""
         if bad is not None and not attempt.bad:
             self._carried.suffered()
-            self._judge(attempt, bad, None if self.tape.broken else recording or self.recording())
+            self._judge(attempt, bad, None if self.tape.guard.broken else recording or self.recording())
 
     def recording(self) -> TapedStep:
         """What it takes to run the present step again."""
@@ -260,7 +259,7 @@ class Attempts:
         if self._healer is None or not self._healer.wants(attempt):
             return False
         with self.guard:
-            edits = self.tape.gradient_edits
+            edits = self.tape.mode.edits
             follows_read = edits is not None and edits.follows_read
             if edits is not None:
                 edits.write()

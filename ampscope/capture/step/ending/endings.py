@@ -82,24 +82,31 @@ class Endings:
             raise
         finally:
             self.attempts.current = None
-            self._cycle.leave_optimizer()
+            self._cycle.leave(State.STEPPING)
         with self._own:
             unheard, healed = not (attempt.stepped or attempt.on_device), False
-            with self._guard:
-                if attempt.on_device:
-                    self.attempts.postpone(attempt)
-                elif unheard and self.attempts.was_skipped(attempt):
-                    self.attempts.skipped(attempt)
-                    unheard, healed = False, self.attempts.healed(attempt)
+            if attempt.on_device or unheard:
+                with self._guard:
+                    if attempt.on_device:
+                        self.attempts.postpone(attempt)
+                    elif self.attempts.was_skipped(attempt):
+                        self.attempts.skipped(attempt)
+                        unheard, healed = False, self.attempts.healed(attempt)
+            if not healed:
+                self._ends(attempt, unheard=unheard)
         if healed:
             result = self._step_after_all(attempt, call)
-        with self._own:
-            if unheard or (healed and not attempt.stepped):
-                attempt.stepped = attempt.late = True
-                self.attempts.current = self._awaited = attempt
-            else:
-                self.attempts.end(attempt)
+            with self._own:
+                self._ends(attempt, unheard=not attempt.stepped)
         return result, attempt
+
+    def _ends(self, attempt: StepAttempt, *, unheard: bool) -> None:
+        """A scaler is done with an attempt; ``unheard``: its optimizer may step yet, or has, and no hook has told."""
+        if unheard:
+            attempt.stepped = attempt.late = True
+            self.attempts.current = self._awaited = attempt
+        else:
+            self.attempts.end(attempt)
 
     def settle(self) -> None:
         """Ends an attempt that its scaler let through, where no hook has told of its step by now."""
@@ -108,7 +115,7 @@ class Endings:
             return
         with self._own:
             self.attempts.current = None
-            self._cycle.leave_optimizer()
+            self._cycle.leave(State.STEPPING)
             if attempt.late:
                 self.attempts.check_the_rest(attempt)
                 with self._guard:
@@ -126,7 +133,7 @@ class Endings:
             raise
         finally:
             self.attempts.current = None
-            self._cycle.leave_optimizer()
+            self._cycle.leave(State.STEPPING)
 
     @property
     def is_idle(self) -> bool:
@@ -183,7 +190,7 @@ class Endings:
         """The closure of an optimizer is about to run forward and backward, once more if it has been run before."""
         self._in_closure = True
         if self._evaluating is optimizer:
-            self._cycle.leave_optimizer()
+            self._cycle.leave(State.STEPPING)
             if self.attempts.current is not None:
                 self._tape.weights_moved()
 
@@ -202,7 +209,7 @@ class Endings:
             self.attempts.gradients_complete()
             self._tape.stop()
             self.attempts.check(self.attempts.current)
-            self._cycle.enter_optimizer()
+            self._cycle.enter(State.STEPPING)
 
     def _closure_lost(self, optimizer: Optimizer) -> None:
         """The closure was left by an exception, and so was the optimizer."""
@@ -223,7 +230,7 @@ class Endings:
         """
         if self._cycle.state is not State.STEPPING or steps_running() - another_begins >= self._steps_running:
             return False
-        self._cycle.leave_optimizer()
+        self._cycle.leave(State.STEPPING)
         self._evaluating = self.attempts.current = None
         self._tape.weights_moved()  # as far as it came
         return True
@@ -242,9 +249,10 @@ class Endings:
         if attempt is None or (attempt.optimizer is not optimizer and self._stepping is not optimizer):
             return
         self._stepping = None
-        self._cycle.leave_optimizer()
-        with self._guard:
-            self._incidents.look_at_weights(attempt)
+        self._cycle.leave(State.STEPPING)
+        if self._incidents.sees_ops:
+            with self._guard:
+                self._incidents.look_at_weights(attempt)
         if attempt.scaling is None or attempt is self._awaited:
             self.attempts.current = self._awaited = None
             self.attempts.end(attempt)
@@ -252,7 +260,7 @@ class Endings:
     def _steps(self, attempt: StepAttempt, optimizer: Optimizer) -> None:
         """The optimizer of an attempt, or what steps for it, is about to write into its parameters."""
         attempt.stepped, attempt.late, self._stepping = True, False, optimizer
-        self._cycle.enter_optimizer()
+        self._cycle.enter(State.STEPPING)
         self._steps_running = steps_running()
         self.attempts.check_the_rest(attempt)
         self._observers.tell(StepObserver.optimizer_steps, attempt)

@@ -221,6 +221,11 @@ class Incidents:
         )
         self._tell(attempt, trigger, outcome)
 
+    @property
+    def sees_ops(self) -> bool:
+        """Whether the step in progress is traced."""
+        return self._live.active
+
     def look_at_weights(self, attempt: StepAttempt, *, of_any_dtype: bool = False) -> None:
         """Reports an optimizer that made weights non-finite, as far as the live trace of its step shows.
 

@@ -249,7 +249,7 @@ class LoopEndings:
         Args:
             failure: An error that ended the run; one that speaks of values may have come before there was a loss.
         """
-        if not self._cycle.is_open or self._tape.broken:
+        if not self._cycle.is_open or self._tape.guard.broken:
             return
         with self._guard:
             if self._is_unstepped(0):

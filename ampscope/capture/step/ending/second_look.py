@@ -85,13 +85,13 @@ class SecondLook(StepObserver):
     def backward_ended(self) -> None:
         """Measures gradients as they were given, before the loop clips them."""
         self._given = None
-        if self._backwards and not self._tape.broken and self._computed_in():
+        if self._backwards and not self._tape.guard.broken and self._computed_in():
             self._backwards -= 1
             self._given = Largest(self._again.models)
 
     def attempt_began(self, attempt: StepAttempt) -> None:
         """Measures the gradients of a step that is looked at, before somebody waits for them anyway."""
-        due = not self._tape.broken and _is_due(self._steps[attempt.index]) and self._computed_in()
+        due = not self._tape.guard.broken and _is_due(self._steps[attempt.index]) and self._computed_in()
         scaled = attempt.scaling is not None and id(attempt.optimizer) not in attempt.opened.norms
         self._signs = self._measure(attempt, scaled=scaled) if due else None
 
@@ -100,7 +100,7 @@ class SecondLook(StepObserver):
         number = self._steps[attempt.index]
         self._steps[attempt.index] += 1
         self._backwards = _MOST_BACKWARDS if _is_due(number + 1) else 0
-        if attempt.bad or self._tape.broken or not (_is_due(number) or self._has_vanished(attempt)):
+        if attempt.bad or self._tape.guard.broken or not (_is_due(number) or self._has_vanished(attempt)):
             return
         dtypes = self._computed_in()
         if not dtypes:

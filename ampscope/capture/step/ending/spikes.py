@@ -52,22 +52,22 @@ class SpikeEnding(StepObserver):
         """The optimizer is about to move the weights: the last moment at which the step can be run again."""
         if attempt.bad or attempt.on_device:
             return
-        self._look_at_growth(attempt)
+        loss = attempt.opened.known_loss()
+        self._look_at_growth(attempt, loss)
         norm = attempt.norm_before_clipping
         if norm is None:
             norm = attempt.opened.norms.get(id(attempt.optimizer))
         # Whoever decided that the optimizer may step has waited for the gradients, and so for their norm.
         size = None if norm is None else attempt.opened.number(norm)
-        found = self._far_out(attempt.index, attempt.opened.known_loss(), size)
+        found = self._far_out(attempt.index, loss, size)
         if found:
             with self._cycle.inside(State.JUDGING):
-                outcome = self._incidents.look(attempt, None if self._tape.broken else self._tape.recording())
+                outcome = self._incidents.look(attempt, None if self._tape.guard.broken else self._tape.recording())
             self._take_down(attempt.step, attempt.index, found, outcome, *_shares(attempt, self._models))
 
-    def _look_at_growth(self, attempt: StepAttempt) -> None:
+    def _look_at_growth(self, attempt: StepAttempt, loss: float | None) -> None:
         """Where the loss has just grown by far, tries a smaller step; no wait, see `optimizer_steps`."""
-        loss = attempt.opened.known_loss()
-        if self._overshoot.has_grown(attempt.index, loss) and loss is not None and not self._tape.broken:
+        if self._overshoot.has_grown(attempt.index, loss) and loss is not None and not self._tape.guard.broken:
             with self._cycle.inside(State.JUDGING):
                 self._overshoot.look(attempt, self._tape.recording()._replace(scale=attempt.scale), loss)
 

@@ -28,6 +28,7 @@ RECORD_EVERY, RECORDED_EARLY = 50, 16
 
 _PLAIN, _STRIDED, _SINGLE = frozenset({Tensor}), frozenset({torch.strided}), frozenset({torch.float32})
 _layout, _is_nested, _dtype, _device = map(attrgetter, ("layout", "is_nested", "dtype", "device"))
+_requires_grad = attrgetter("requires_grad")
 
 
 def is_recorded(step: int) -> bool:
@@ -66,7 +67,9 @@ def total_norm(optimizer: Optimizer) -> Tensor | None:
         return None
     home = dense[0].device
     past_dispatch, past_functions = past_modes(dense)
-    with torch.no_grad(), past_dispatch, past_functions:
+    with past_dispatch, past_functions:
+        if any(map(_requires_grad, dense)):  # of a backward that makes a graph
+            dense = [each.detach() for each in dense]
         norms = list(torch._foreach_norm(dense))
         if set(map(_dtype, norms)) != {torch.float32} or set(map(_device, norms)) != {home}:
             known = _without_overflow(dense, norms)

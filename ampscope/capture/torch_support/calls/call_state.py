@@ -37,7 +37,10 @@ class Ambient(NamedTuple):
     @property
     def autocast_dtype(self) -> torch.dtype | None:
         """The dtype of the enabled autocast region, the accelerator's first; None outside."""
-        return next((region.dtype for region in reversed(self.regions) if region.enabled), None)
+        for region in reversed(self.regions):
+            if region.enabled:
+                return region.dtype
+        return None
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -79,10 +82,10 @@ _MOST_MET = 256
 
 def current(types: tuple[str, ...]) -> Ambient:
     """The state now."""
-    return _ambient(types, torch.is_grad_enabled())
+    return around(types, torch.is_grad_enabled())
 
 
-def _ambient(types: tuple[str, ...], grad: bool, switched_off: Sequence[str] = ()) -> Ambient:
+def around(types: tuple[str, ...], grad: bool, switched_off: Sequence[str] = ()) -> Ambient:
     """The state now, but for grad mode; autocast counts as on where it is off for AMPscope's own work alone."""
     device = getattr(sys.modules.get("torch.utils._device"), "CURRENT_DEVICE", None)  # see `default_device`
     told: list[Any] = [types, torch.is_autocast_cache_enabled(), grad, device]
@@ -98,50 +101,3 @@ def _ambient(types: tuple[str, ...], grad: bool, switched_off: Sequence[str] = (
             _met.clear()
         _met[key] = known
     return known
-
-
-class PlainState:
-    """Autocast and inference mode off, for AMPscope's own work; the weights that autocast has cast stay cast.
-
-    Leaving a ``torch.autocast`` region would let go of those, and what the loop casts anew has another history. So the
-    switch of each device type is turned by itself, where it is on.
-
-    Args:
-        types: The device types.
-    """
-
-    __slots__ = ("_grad", "_inference", "_is_entered", "_switched", "_types")
-
-    def __init__(self, types: tuple[str, ...]) -> None:
-        self._types = types
-        self._switched: list[str] = []
-        self._grad, self._is_entered = True, False
-        self._inference: contextlib.AbstractContextManager[None] | None = None
-
-    def enter(self) -> None:
-        """Switches off what is on."""
-        self._grad = torch.is_grad_enabled()  # leaving inference mode switches it on
-        self._is_entered, self._switched = True, []
-        for kind in self._types:
-            if torch.is_autocast_enabled(kind):
-                self._switched.append(kind)  # first: so it is switched on again, wherever this is broken off
-                torch.set_autocast_enabled(kind, False)
-        if torch.is_inference_mode_enabled():
-            self._inference = torch.inference_mode(False)
-            self._inference.__enter__()
-
-    def leave(self) -> None:
-        """Puts it back; grad mode too, which work that was broken off may have left otherwise."""
-        if self._inference is not None:
-            self._inference.__exit__(None, None, None)
-            self._inference = None
-        for kind in self._switched:
-            torch.set_autocast_enabled(kind, True)
-        self._switched = []
-        if self._is_entered and torch.is_grad_enabled() != self._grad:
-            torch.set_grad_enabled(self._grad)
-        self._is_entered = False
-
-    def around(self) -> Ambient:
-        """The loop's own state, while this is entered."""
-        return _ambient(self._types, self._grad, self._switched)

@@ -72,6 +72,7 @@ class FastPaths:
         self._handles: list[Any] = []
         self._outermost: nn.Module | None = None
         self._thread = 0
+        self._hooks = self._made()
 
     def insert(self) -> None:
         """The mode begins to listen. Compiled code would be compiled again for hooks that come and go."""
@@ -79,11 +80,11 @@ class FastPaths:
         if not self._handles and not dynamo.in_use():
             self._thread = threading.get_ident()
             _listening.add(self)
-            before, after = self._hooks()
+            before, after = self._hooks
             self._handles.append(register_module_forward_pre_hook(before))
             self._handles.append(register_module_forward_hook(after, always_call=True))
 
-    def _hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+    def _made(self) -> tuple[Callable[..., None], Callable[..., None]]:
         """Before and after the call of any module: of most there is nothing to tell, which is asked first."""
         tell_before, tell_after = guard.told_by_hook(self._before), guard.told_by_hook(self._after)
 

@@ -6,6 +6,7 @@ The functions are private names of torch's: one that a version lacks is left out
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -107,7 +108,7 @@ _READERS = tuple(setting.get for setting in _SETTINGS)
 
 def current() -> KernelChoice:
     """The settings now: process-wide, reads no device."""
-    return tuple([read() for read in _READERS])
+    return tuple(map(operator.call, _READERS))
 
 
 def by_name(choice: KernelChoice) -> dict[str, Any]:

@@ -32,10 +32,10 @@ class RandomState(NamedTuple):
             devices: Where the call may compute, besides the current device of the accelerator.
             host: Also those of Python's and NumPy's global generators, which cost more than torch's.
         """
-        numpy = sys.modules.get("numpy") if host else None
+        numpy, found = sys.modules.get("numpy") if host else None, _with_generators(devices)
         return RandomState(
             torch.get_rng_state(),
-            {device: _state(device) for device in _with_generators(devices)},
+            dict(zip(found, map(_state, found), strict=True)),
             random.getstate() if host else None,
             numpy.random.get_state() if numpy is not None else None,
         )
@@ -91,8 +91,11 @@ def _with_generators(devices: Iterable[torch.device]) -> set[torch.device]:
     """Those of ``devices`` that draw numbers of their own, the default one, and the current one in use."""
     default = torch_private.default_device()
     all_devices = (*_accelerators(), *devices, *(() if default is None else (default,)))
-    found = {device for device in all_devices if device.type not in _HOST and _draws(device)}
-    return set(map(_indexed, found)) if found else found
+    found = set()
+    for device in all_devices:
+        if device.type not in _HOST and _draws(device):
+            found.add(_indexed(device))
+    return found
 
 
 def _generators(device: torch.device) -> Any:

@@ -38,23 +38,26 @@ class HomeThread:
     """The thread that trains a run's models, with autograd's own threads while they work for it.
 
     It is the one that first calls a model to train it, and another one only once that has ended.
+
+    Attributes:
+        ident: Its identifier; None before it is chosen.
     """
 
-    __slots__ = ("_ident", "_life", "_opened_in")
+    __slots__ = ("_life", "_opened_in", "ident")
 
     def __init__(self) -> None:
-        self._ident: int | None = None
+        self.ident: int | None = None
         self._life: weakref.ref[Life] | None = None
         self._opened_in = threading.get_ident()
 
     def is_entered(self) -> bool:
         """A model is called; returns whether in this thread, which is chosen by that."""
         here = threading.get_ident()
-        if self.goes_on:
-            return self._ident == here
+        if self._life is not None and self._life() is not None:
+            return self.ident == here
         if not torch.is_grad_enabled():
-            return self._ident is None and here == self._opened_in  # trains nothing: the training may come elsewhere
-        self._ident, self._life = here, weakref.ref(_here.life)
+            return self.ident is None and here == self._opened_in  # trains nothing: the training may come elsewhere
+        self.ident, self._life = here, weakref.ref(_here.life)
         _mark(here)
         return True
 
@@ -71,12 +74,12 @@ class HomeThread:
     @property
     def is_known(self) -> bool:
         """Whether calls from here would be this thread's; before it is chosen, the one in which the run was opened."""
-        return (self._opened_in if self._ident is None else self._ident) == origin()
+        return (self._opened_in if self.ident is None else self.ident) == origin()
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether it is another thread than the one for which this is run."""
-        return self._ident is not None and self._ident != origin()
+        return self.ident is not None and self.ident != origin()
 
     @property
     def goes_on_elsewhere(self) -> bool:

@@ -31,7 +31,8 @@ def wrapper_of(module: nn.Module) -> nn.Module | None:
     if kind is None:
         return None
     outer = getattr(module, "_orig_mod", module)
-    return outer if isinstance(outer, kind) else getattr(kind, "_active_ddp_module", None)
+    is_one = type.__subclasscheck__(kind, type(outer))  # it is an ABC, which asks in Python
+    return outer if is_one else getattr(kind, "_active_ddp_module", None)
 
 
 def synchronising(wrapper: nn.Module | None) -> nn.Module | None:

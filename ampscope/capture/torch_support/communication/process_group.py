@@ -14,7 +14,7 @@ _is_available = dist.is_available()
 
 def is_joined() -> bool:
     """Whether there is a process group."""
-    return dist.is_available() and dist.is_initialized()
+    return default_group() is not None
 
 
 def default_group() -> Any | None:

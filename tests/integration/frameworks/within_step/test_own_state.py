@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampscope import diagnose
-from ampscope.capture.torch_support.calls.call_state import PlainState
+from ampscope.capture.step.own_work import OwnWork
+from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.trace.schema import ReplayStatus
 from tests.support.primary import primary_incident
 from tests.support.training.small_loop import BATCH, POISONED, STEPS, WIDTH, make_scaler
@@ -89,33 +90,34 @@ def _cast_of_bias(loss: Tensor) -> Any:
 
 @pytest.mark.parametrize("inference", [False, True])
 def test_switches_are_put_back_as_they_were(*, inference: bool) -> None:
-    state = PlainState(("cpu",))
+    own = OwnWork(Pause(), print)
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False), torch.inference_mode(inference):
         grad = torch.is_grad_enabled()
-        state.enter()
-        assert not torch.is_autocast_enabled("cpu")
-        assert not torch.is_inference_mode_enabled()
-        (region,) = state.around().regions
-        assert (region.enabled, region.dtype, state.around().grad) == (True, torch.bfloat16, grad)
-        state.leave()
+        with own:
+            assert not torch.is_autocast_enabled("cpu")
+            assert not torch.is_inference_mode_enabled()
+            region = own.ambient.regions[0]
+            assert (region.enabled, region.dtype, own.ambient.grad) == (True, torch.bfloat16, grad)
         assert torch.is_autocast_enabled("cpu")
         assert torch.is_inference_mode_enabled() is inference
         assert torch.is_grad_enabled() is grad
         assert not torch.is_autocast_cache_enabled()
-    state.enter()
-    assert not state.around().regions[0].enabled
-    state.leave()
+    with own:
+        assert not own.ambient.regions[0].enabled
     assert not torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_grad_mode_is_put_back_after_work_that_was_broken_off(*, grad: bool) -> None:
-    state = PlainState(("cpu",))
+    own = OwnWork(Pause(), print)
     with torch.set_grad_enabled(grad):
-        state.enter()
+        with own:
+            torch.set_grad_enabled(not grad)
+        assert torch.is_grad_enabled() is grad
+        own.__enter__()
         torch.set_grad_enabled(not grad)
-        state.leave()
+        own.start_afresh()
         assert torch.is_grad_enabled() is grad
     with torch.set_grad_enabled(not grad):
-        state.leave()  # of work that was broken off before it was entered
+        own.start_afresh()  # of work that was broken off before it was entered
         assert torch.is_grad_enabled() is not grad

@@ -60,10 +60,10 @@ def test_the_end_of_an_autocast_region_runs_no_line_of_ours(watch: Callable[...,
     """What comes from outside would be raised in it, and the region would stay switched on."""
     frames: list[str] = []
     watch(nn.Linear(2, 2))
-    before = process_hooks.autocast_epoch()
+    before = process_hooks.epoch[0]
     with torch.autocast("cpu", dtype=torch.float16):
         sys.setprofile(lambda frame, event, _: frames.append(frame.f_code.co_filename) if event == "call" else None)
     sys.setprofile(None)
     assert frames
     assert not any(Path(ampscope.__file__).parent in Path(name).parents for name in frames)
-    assert process_hooks.autocast_epoch() == before + 1
+    assert process_hooks.epoch[0] == before + 1

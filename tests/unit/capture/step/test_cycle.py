@@ -77,11 +77,11 @@ def test_what_runs_inside_is_over_when_it_is_left() -> None:
 
 def test_an_optimizer_may_be_left_without_having_begun() -> None:
     cycle = StepCycle()
-    cycle.leave_optimizer()
-    cycle.enter_optimizer()
+    cycle.leave(State.STEPPING)
+    cycle.enter(State.STEPPING)
     states = [cycle.state]
-    cycle.leave_optimizer()
-    cycle.leave_optimizer()
+    cycle.leave(State.STEPPING)
+    cycle.leave(State.STEPPING)
     assert [*states, cycle.state] == [State.STEPPING, State.IDLE]
 
 

@@ -22,8 +22,6 @@ def test_a_view_gives_parameters_gradients_and_rate() -> None:
     assert [id(each) for each in view.parameters] == [id(one), id(other)]
     assert list(view.gradients) == [other.grad]
     assert view.learning_rate == 0.5
-    assert not view.decides_on_device
-    assert OptimizerView(torch.optim.Adam([one], fused=True)).decides_on_device
 
 
 def test_steps_made_are_read_from_the_state() -> None:

@@ -102,7 +102,8 @@ class LossForms:
 
     def step_began(self) -> None:
         """Lets go of what was kept of the step before."""
-        self.release()
+        if self.of_step:
+            self.release()
         self.of_step = tuple(self._asked)
 
     def release(self) -> None:

@@ -63,7 +63,7 @@ class EditLog:
     def __init__(self, tape: Tape, models: Models, *, edited: bool = False) -> None:
         self._tape = tape
         self._models = models
-        self._ambient = call_state.current(call_state.device_types())._replace(grad=False)  # gradients are numbers here
+        self._ambient = call_state.around(call_state.device_types(), grad=False)  # gradients are numbers here
         self._calls: list[_Edit | tuple[UnscaledGradients, Place]] = []
         self._unjudged: set[int] = set()  # optimizers whose gradients were unscaled, by ``id``
         self._kept: set[int] = set()  # what the calls keep alive, by ``id``

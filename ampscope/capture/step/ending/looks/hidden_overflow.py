@@ -71,7 +71,7 @@ class HiddenOverflow(StepObserver):
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
         """Looks, if the step was traced and something in it was not finite."""
-        flow = None if attempt.bad or self._tape.broken else self._live.bad_flow()
+        flow = None if attempt.bad or self._tape.guard.broken else self._live.bad_flow()
         if flow is None or (flow == self._flow and not self._are_due(self._places, attempt.step)):
             return
         graph = self._live.graph()

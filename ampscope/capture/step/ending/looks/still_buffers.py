@@ -54,7 +54,7 @@ class StillBuffers(StepObserver):
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
         """Looks, if the turn has come."""
-        if attempt.bad or self._tape.broken or not is_due(attempt.step):
+        if attempt.bad or self._tape.guard.broken or not is_due(attempt.step):
             return
         half = {name: buffer for name, buffer in self._half() if name not in self._told}
         if not half:

@@ -191,9 +191,10 @@ def reach(optimizer: Optimizer, models: Models) -> float:
 
 def may_divide_by_zero(optimizer: Optimizer) -> bool:
     """Whether some group's eps is zero in the dtype of its parameters: a gradient of zero makes NaN of the weight."""
-    return any(
-        eps < _LEAST_EPS and (eps == 0 or dtype is torch.float16) for eps, dtype in OptimizerView(optimizer).epsilons
-    )
+    for eps, dtype in OptimizerView(optimizer).epsilons:
+        if eps < _LEAST_EPS and (eps == 0 or dtype is torch.float16):
+            return True
+    return False
 
 
 def is_due(step: int) -> bool:

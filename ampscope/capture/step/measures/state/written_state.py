@@ -109,8 +109,8 @@ class WrittenState(StepObserver):
             tensor = reference()
             if tensor is not None and stats.may_turn_bad(tensor) and self._is_changed(name, tensor):
                 changed[name] = tensor
-        parcel = Parcel(dict(zip(changed, largest(list(changed.values())), strict=True)))
-        self._look = _Look(step, self._look.step, list(changed), parcel)
+        sizes = largest(list(changed.values())) if changed else ()
+        self._look = _Look(step, self._look.step, list(changed), Parcel(dict(zip(changed, sizes, strict=True))))
 
     def _is_changed(self, name: str, tensor: Tensor) -> bool:
         before, mark = self._written.get(name), (id(tensor), version_counter(tensor))
@@ -133,7 +133,8 @@ class WrittenState(StepObserver):
 
     def turned_bad(self) -> list[Held]:
         """What was finite until this step and is no more, if known by now; told once."""
-        return self._turned_bad(self._look) if self._look.parcel.arrived else []
+        look = self._look
+        return self._turned_bad(look) if look.names and (look.parcel.is_here or look.parcel.arrived) else []
 
     def to_be_told(self) -> Callable[[], list[Held]]:
         """Gives what `turned_bad` would, of this step, when it is asked; waits then for what has not arrived."""
@@ -142,7 +143,10 @@ class WrittenState(StepObserver):
         return partial(self._turned_bad, look)
 
     def _turned_bad(self, look: _Look) -> list[Held]:
-        new = [name for name in self._bad(look) if name not in self._from_start() and name not in self._told]
+        bad = self._bad(look)
+        if not bad:
+            return []
+        new = [name for name in bad if name not in self._from_start() and name not in self._told]
         self._told.update(new)
         for held in self._held(new):
             self._history.note_bad(held, step=look.step, finite_at=look.step_before)

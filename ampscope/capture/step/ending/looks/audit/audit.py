@@ -116,7 +116,7 @@ class Audit(StepObserver):
 
     def _made(self, attempt: StepAttempt, due: str) -> tuple[AuditRow, list[AuditOpRow]] | None:
         """The rows of an audit; None where the step turns out not to be healthy."""
-        if self._tape.broken:
+        if self._tape.guard.broken:
             return self._row(attempt, due, AuditStatus.UNAVAILABLE, "the step tape had switched itself off"), []
         recording = self._tape.recording()._replace(scale=attempt.scale)
         obstacle = step_replay.why_not(recording, self._models) or memory.obstacle(self._models)
