@@ -54,6 +54,8 @@ class OpPoints:
             caller: The frame that the op was called from; None on a thread that runs no Python.
         """
         functions, module = self._functions, self._modules.innermost
+        if node is not None and self.phase is None and not torch.is_grad_enabled():  # so are most ops of a backward
+            return self._backward(node, caller)
         if node is None and self.phase is None:
             known = functions.met
             if known is not None and known.module == module and not functions.unwraps:

@@ -130,15 +130,16 @@ class Slots:
             and tensor.layout is torch.strided
             and not tensor.is_nested
             and tensor.is_contiguous()
-            and not tensor.requires_grad
             and tensor.numel() > 0
             and not tensor._is_zerotensor()
         )
         if bank is None or not usual:  # most are measured as they are
             if not measurable(tensor):
                 return None
-            tensor = in_memory_order(numbers(tensor.detach() if tensor.requires_grad else tensor))
+            tensor = in_memory_order(numbers(tensor.detach()))
             bank = self._bank(tensor)
+        elif tensor.requires_grad:
+            tensor = tensor.detach()
         count = bank.count
         if count == len(bank.places):
             bank.grow()
