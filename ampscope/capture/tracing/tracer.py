@@ -133,8 +133,8 @@ class Tracer(OwnMode):
 
     def name_entry(self, tensor: Tensor, node: Node, name: str) -> None:
         """Tells where a tensor that no op of the step wrote comes from."""
-        is_plain = tensor.__class__ in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested
-        for each in [tensor] if is_plain else inner_tensors(tensor) or [stored(local(tensor))]:
+        held = [] if type(tensor) in _PLAIN else inner_tensors(tensor)
+        for each in held or [stored(local(tensor))]:
             if each.layout is torch.strided:
                 self._dataflow.name_entry(each, node, name)
                 if self.outputs.full and node is Node.INPUT and not tensor.is_nested:
@@ -165,8 +165,9 @@ class Tracer(OwnMode):
             self.functions.unwraps = True
             return NotImplemented  # a wrapper subclass: its inner ops come by again
         operator, guard = operators.described.get(id(func)) or operators.describe(func), self._guard
-        if operator.passes_through and args and args[0].__class__ in _NUMBERS:  # where torch prints a constant
-            args = (torch.scalar_tensor(args[0], dtype=_NUMBERS[type(args[0])]), *args[1:])
+        number_as = _NUMBERS.get(type(args[0])) if operator.passes_through and args else None
+        if number_as is not None:  # where torch prints a constant
+            args = (torch.scalar_tensor(args[0], dtype=number_as), *args[1:])
         captured = self.pause.cuda and self.pause.captures()
         unseen = self.pause.on or guard.broken or captured
         if unseen or (not operator.passes_through and torch_private.records_calls()):

@@ -31,6 +31,7 @@ class Reading:
     def writers(self, operator: Operator, operands: list[Tensor]) -> list[int]:
         """The outputs that an op's operands are."""
         known, late, found = self._dataflow.written, self._outputs.late, []
+        writer: int | None
         for operand in operands:
             if late or operand.layout is not torch.strided:
                 writer = self.writer(operand, operator)
