@@ -5,7 +5,8 @@
     python benchmarks/calls.py --who scaler_clip        # which functions make them
 
 Counted with ``sys.setprofile`` in the training thread, in steps 133 to 140 of a run with default settings, of which
-none is traced but in the loop that asks for it: the median, watched minus unwatched. Times are measured by ``overhead.py``.
+none is traced but in the loop that asks for it: the median, watched minus unwatched. Times are measured by
+``overhead.py``.
 """
 
 from __future__ import annotations
