@@ -31,6 +31,13 @@ def test_a_loop_that_clips_pays_no_more_than_one_that_does_not(calls: Any) -> No
     assert added[1] < MOST["bf16_clip"]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("tensors", "most"), [(79, 15_200), pytest.param(295, 51_300, marks=pytest.mark.slow)])
+def test_a_traced_step_pays_by_the_op(calls: Any, tensors: int, most: int) -> None:
+    """With 79 parameter tensors it has 818 ops; what listening costs besides is in the figure."""
+    assert calls.added(calls.LOOPS["scaler_clip_traced"], tensors)[1] < most
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", MOST)

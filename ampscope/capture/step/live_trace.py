@@ -159,7 +159,7 @@ class LiveTrace(StepObserver):
     def _half_parameters(self) -> bool:
         past_dispatch, past_functions = past_modes()
         with past_dispatch, past_functions:  # the tracer's own function mode would hear of each
-            return any(p.dtype in HALF for _, p in self._models.parameters.values())
+            return not HALF.isdisjoint([p.dtype for _, p in self._models.parameters.values()])
 
     def drop(self) -> None:
         """Stops tracing and forgets the step."""

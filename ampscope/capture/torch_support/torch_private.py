@@ -320,8 +320,9 @@ _holding: dict[int, tuple[weakref.ref[HeldStorages], dict[int, Any]]] = {}  # by
 
 
 def _free_all(references: dict[int, Any]) -> None:
+    free: Callable[[int], None] = torch.UntypedStorage._free_weak_ref
     while references:
-        torch.UntypedStorage._free_weak_ref(references.popitem()[1])  # type: ignore[no-untyped-call]  # torch's
+        free(references.popitem()[1])
 
 
 def scaler_tensors(scaler: Any) -> tuple[Tensor | None, Tensor | None]:

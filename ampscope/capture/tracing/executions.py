@@ -172,10 +172,15 @@ class Circumstances:
 
 
 class Met:
-    """The circumstances that a run has met."""
+    """The circumstances that a run has met.
+
+    Attributes:
+        evaluations: Of them, those of backward's own ops, by the site of the forward op and what else makes them.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Circumstances] = {}
+        self.evaluations: dict[tuple[Any, ...], Circumstances] = {}
 
     def of(
         self,
@@ -195,6 +200,7 @@ class Met:
         if known is None:
             if len(self._known) >= _MOST_CIRCUMSTANCES:
                 self._known.clear()
+                self.evaluations.clear()
             known = self._known[key] = Circumstances(
                 place,
                 phase=phase,

@@ -43,8 +43,6 @@ class OpPoints:
         self._functions = functions
         self._modules = modules
         self._engine = torch_private.runs_engine()
-        self._evaluated: tuple[Any, ...] = ()  # the autograd node that was evaluated last, and under what
-        self._evaluation: Circumstances | None = None
 
     def now(self, node: Any, caller: FrameType | None) -> Circumstances:
         """Where and under what an op runs that has just run.
@@ -54,6 +52,8 @@ class OpPoints:
             caller: The frame that the op was called from; None on a thread that runs no Python.
         """
         functions, module = self._functions, self._modules.innermost
+        if node is not None and self.phase is None and not torch.is_grad_enabled():  # so are most ops of a backward
+            return self._backward(node, caller)
         if node is None and self.phase is None:
             known = functions.met
             if known is not None and known.module == module and not functions.unwraps:
@@ -79,11 +79,11 @@ class OpPoints:
         plain = begun is not None and id(begun.f_code) in places.ends and places.makes_all()
         module, grad_fn, forward_site, place = self._modules.innermost, "", None, NOWHERE
         if plain:
-            number = torch_private.node_sequence_number(node)
-            key = (number, functions.function, functions.region)
-            if self._evaluation is not None and key == self._evaluated:
-                return self._evaluation
-            grad_fn, forward_site = node.name(), places.forward.sites.get(number)
+            grad_fn, forward_site = node.name(), places.forward.sites.get(torch_private.node_sequence_number(node))
+            evaluation = (forward_site, grad_fn, functions.function, functions.region)
+            known = self.sites.met.evaluations.get(evaluation)
+            if known is not None:
+                return known
         elif node is not None:
             grad_fn, forward_site = node.name(), places.forward_site(node)
         if forward_site is not None:
@@ -101,7 +101,7 @@ class OpPoints:
             forward_site=forward_site,
         )
         if plain and forward_site is not None:
-            self._evaluated, self._evaluation = key, found
+            self.sites.met.evaluations[evaluation] = found
         return found
 
     def ran(
@@ -185,10 +185,13 @@ class OpPoints:
 
     def number_entry(self, node: Node, name: str, tensor: Tensor) -> int:
         """The number of the site of a value from outside the step, which is read now for the first time."""
-        phase = self._phase(torch_private.current_backward_node())
-        return self.sites.number(
-            Point(node, self._modules.innermost or "", phase, outputs=signature([tensor]), name=name)
-        )
+        module, phase = self._modules.innermost or "", self._phase(torch_private.current_backward_node())
+        key = (node, name, module, phase, tensor.dtype, _shape(tensor))
+        known = self.sites.entries.get(key)
+        if known is None:
+            point = Point(node, module, phase, outputs=signature([tensor]), name=name)
+            known = self.sites.entries[key] = self.sites.number(point)
+        return known
 
     def _phase(self, node: Any) -> Phase:
         """In which part of the step an op runs; ``node`` is the autograd node that is being evaluated, if any."""
@@ -215,6 +218,10 @@ def of_sink(node: Node, name: str, module: str, tensor: Tensor) -> Point:
 
 
 def signature(tensors: list[Tensor]) -> Signature:
-    """Dtypes and shapes of tensors; of a nested one, which need not have a shape, that of all that it holds."""
-    shapes = tuple([stored(t).shape if t.is_nested else t.shape for t in tensors])
-    return Signature(tuple([t.dtype for t in tensors]), shapes)
+    """Dtypes and shapes of tensors."""
+    return Signature(tuple([t.dtype for t in tensors]), tuple(map(_shape, tensors)))
+
+
+def _shape(tensor: Tensor) -> torch.Size:
+    """The shape of a tensor; of a nested one, which need not have any, that of all that it holds."""
+    return stored(tensor).shape if tensor.is_nested else tensor.shape

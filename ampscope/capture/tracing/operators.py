@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,9 +32,12 @@ _WRITES_SILENTLY = frozenset(
     )
 )
 _RUNNING = ("running_mean", "running_var")
+#: The positions that an op writes to which changes its first argument alone.
+_FIRST = (0,)
 
 
-class Operator(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Operator:
     """The facts of an op overload that a tracer needs."""
 
     name: str
@@ -109,6 +113,8 @@ def results(
     """The tensors that this call gave, and those of its arguments that it overwrote, which are among them."""
     if type(result) is Tensor:
         found = [result]
+        if operator.written == _FIRST and args[0] is result and not operator.written_by_name:
+            return found, [result]
     else:
         found = flat_tensors(result if isinstance(result, (tuple, list)) else (result,))
     if not operator.writes:

@@ -60,10 +60,12 @@ class Sites:
     Attributes:
         first: Number of the first site.
         met: The circumstances under which ops ran, and what is known of those that run under them again.
+        entries: Numbers of the sites of values from outside the steps, by all that makes one another.
     """
 
     def __init__(self, first: int, module_type: Callable[[str], str]) -> None:
         self.met = Met()
+        self.entries: dict[tuple[Any, ...], int] = {}
         self._ids: dict[Point, int] = {}
         self._points: list[Point] = []
         self._looked_at = 0  # of these, for the dtypes of their results

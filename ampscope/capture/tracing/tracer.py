@@ -41,6 +41,7 @@ from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import EdgeRow, Node, OpRow
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
+#: Of the numbers that a view may be given in place of the tensors that they are, the dtypes.
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
@@ -132,7 +133,8 @@ class Tracer(OwnMode):
 
     def name_entry(self, tensor: Tensor, node: Node, name: str) -> None:
         """Tells where a tensor that no op of the step wrote comes from."""
-        for each in inner_tensors(tensor) or [stored(local(tensor))]:
+        held = [] if type(tensor) in _PLAIN else inner_tensors(tensor)
+        for each in held or [stored(local(tensor))]:
             if each.layout is torch.strided:
                 self._dataflow.name_entry(each, node, name)
                 if self.outputs.full and node is Node.INPUT and not tensor.is_nested:
@@ -163,11 +165,12 @@ class Tracer(OwnMode):
             self.functions.unwraps = True
             return NotImplemented  # a wrapper subclass: its inner ops come by again
         operator, guard = operators.described.get(id(func)) or operators.describe(func), self._guard
-        args = _with_tensor(args) if operator.passes_through else args
+        number_as = _NUMBERS.get(type(args[0])) if operator.passes_through and args else None
+        if number_as is not None:  # where torch prints a constant
+            args = (torch.scalar_tensor(args[0], dtype=number_as), *args[1:])
         captured = self.pause.cuda and self.pause.captures()
-        recorded = torch_private.tracing_state() is not None or torch_private.graphs.in_the_making
-        recorded = recorded or torch_private.symbolic_trace._is_fx_tracing_flag
-        if self.pause.on or guard.broken or captured or recorded:
+        unseen = self.pause.on or guard.broken or captured
+        if unseen or (not operator.passes_through and torch_private.records_calls()):
             return operator.call(*args, **kwargs)
         result, places = NOT_RUN, self.places
         self.functions.handling += 1
@@ -185,7 +188,7 @@ class Tracer(OwnMode):
                     number = torch_private.next_sequence_number()
                     makes = number != places.forward.last or threading.get_ident() != places.thread
                     makes = makes or bool(places.marked.unread)
-                    if makes or not operator.passes_through:
+                    if not operator.passes_through or (makes and not torch_private.records_calls()):
                         node = torch_private.current_backward_node()
                         caller = sys._getframe().f_back if node is not None else None  # none on a thread of autograd's
                         note = self._note_past_modes if self._in_replay else self._note
@@ -327,9 +330,3 @@ class Tracer(OwnMode):
     def rows(self, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
         """The trace's rows; waits for the device to have written the slots."""
         return traced_rows.rows(self.outputs, self._dataflow, step, source)
-
-
-def _with_tensor(args: Any) -> Any:
-    """The arguments of a view; where torch prints a constant it hands a mode the number that the constant is."""
-    dtype = _NUMBERS.get(type(args[0])) if args else None
-    return args if dtype is None else (torch.scalar_tensor(args[0], dtype=dtype), *args[1:])

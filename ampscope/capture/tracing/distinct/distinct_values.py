@@ -65,7 +65,9 @@ class DistinctCounts:
             writer: The number of the op that wrote its first operand.
         """
         if op.is_cast and operands:  # a number that a transform wraps is none
-            self._cast(*point, operands[0], result, given=writer in self._given)
+            given = writer in self._given
+            if given or not operands[0].is_floating_point():
+                self._cast(*point, operands[0], result, given=given)
         elif not operands and op.name.startswith(_GRIDS):
             self._given.add(point[0])
             if result.dtype in HALF and self._is_wanted(point[1], result):

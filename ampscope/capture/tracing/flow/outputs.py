@@ -88,16 +88,17 @@ class Outputs:
             The number of the first.
         """
         seq, first = len(self.ops), len(self.measurements)
+        summed = all_bits and self.sums
         self.ops.append(made)
-        for tensor in tensors:
+        for output, tensor in enumerate(tensors, first):
             self.makers.append(seq)
             number = self._measured.measure(tensor)
             self.measurements.append(number)
             if self.shapes is not None and number is not None:
                 known = self.measurements[given] if isinstance(given, int) else given
                 self.shapes.offer(made.site, number, tensor, chosen=chosen, given=known)
-        if all_bits and self.sums:
-            self.checksums |= {first + out: checksum(tensor) for out, tensor in enumerate(tensors)}
+            if summed:
+                self.checksums[output] = checksum(tensor)
         return first
 
     def add_late(self, made: Made, tensors: Sequence[Tensor]) -> int:

@@ -30,11 +30,16 @@ class Reading:
 
     def writers(self, operator: Operator, operands: list[Tensor]) -> list[int]:
         """The outputs that an op's operands are."""
-        known, found = self._dataflow.written, []
+        known, late, found = self._dataflow.written, self._outputs.late, []
+        writer: int | None
         for operand in operands:
-            plain = operand.layout is torch.strided and not self._outputs.late
-            writer = known.get(operand.untyped_storage()._cdata) if plain else None
-            found.append(self.writer(operand, operator) if writer is None else writer)
+            if late or operand.layout is not torch.strided:
+                writer = self.writer(operand, operator)
+            else:
+                writer = known.get(operand.untyped_storage()._cdata)
+                if writer is None:
+                    writer = self._from_outside(operand, operator)
+            found.append(writer)
         return found
 
     def writer(self, operand: Tensor, operator: Operator) -> int:
@@ -43,12 +48,15 @@ class Reading:
             return self._enter(Node.INPUT, f"an operand of {operator.name}", operand, all_bits=False)
         self._outputs.is_read(operand)
         writer = self._dataflow.writer(operand)
-        if writer is None:
-            node, name = self._dataflow.entry(operand) or (Node.INPUT, f"an operand of {operator.name}")
-            writer = self._enter(node, name, operand, all_bits=True)
-            self._dataflow.wrote(writer, [operand])
-            if node is not Node.PARAMETER:
-                self._outputs.entered(len(self._outputs.ops) - 1, operand)
+        return self._from_outside(operand, operator) if writer is None else writer
+
+    def _from_outside(self, operand: Tensor, operator: Operator) -> int:
+        """The output that an operand becomes which is there for the first time."""
+        node, name = self._dataflow.entry(operand) or (Node.INPUT, f"an operand of {operator.name}")
+        writer = self._enter(node, name, operand, all_bits=True)
+        self._dataflow.wrote(writer, [operand])
+        if node is not Node.PARAMETER:
+            self._outputs.entered(len(self._outputs.ops) - 1, operand)
         return writer
 
     def sink(self, tensor: Tensor, number: Callable[[], int], *, always: bool) -> None:

@@ -107,5 +107,8 @@ class ModuleStack:
 
 
 def _is_left_alone(module: nn.Module) -> bool:
-    """Whether modes would change what a module computes, or the graph that torch makes of its call."""
-    return chooses_by_modes(module) or torch_private.is_tracing()
+    """Whether modes would change what a module computes, or the graph that torch makes of its call.
+
+    While Dynamo makes one no hook is told of a call.
+    """
+    return chooses_by_modes(module) or torch_private.records_calls()

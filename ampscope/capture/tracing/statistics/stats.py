@@ -18,6 +18,7 @@ from ampscope.trace.schema import Statistics
 #: Largest finite magnitude that a trace can say.
 LARGEST = FINFO["float32"].max
 _CHUNK = 128
+_NONE = np.empty((0, 2))
 
 
 def measurable(tensor: Tensor) -> bool:
@@ -117,6 +118,7 @@ class Slots:
         self._banks: dict[tuple[torch.device, torch.dtype], _Bank] = {}
         self._on_host: dict[torch.dtype, _Bank] = {}  # of these, those of the host
         self._used: list[_Bank] = []  # by each measurement, in order
+        self._spans = _NONE  # of those that were there when it was asked for last
 
     def measure(self, tensor: Tensor) -> int | None:
         """Writes the NaN-propagating min and max of a tensor into the next place and returns its number.
@@ -130,15 +132,16 @@ class Slots:
             and tensor.layout is torch.strided
             and not tensor.is_nested
             and tensor.is_contiguous()
-            and not tensor.requires_grad
             and tensor.numel() > 0
             and not tensor._is_zerotensor()
         )
         if bank is None or not usual:  # most are measured as they are
             if not measurable(tensor):
                 return None
-            tensor = in_memory_order(numbers(tensor.detach() if tensor.requires_grad else tensor))
+            tensor = in_memory_order(numbers(tensor.detach()))
             bank = self._bank(tensor)
+        elif tensor.requires_grad:
+            tensor = tensor.detach()
         count = bank.count
         if count == len(bank.places):
             bank.grow()
@@ -153,17 +156,21 @@ class Slots:
 
     def spans(self) -> NDArray[np.float64]:
         """The same as an array: a row for each, of its min and max."""
+        if len(self._spans) == len(self._used):
+            return self._spans
         found = np.empty((len(self._used), 2))
         numbers = {bank: number for number, bank in enumerate(self._banks.values())}
         of = np.array([numbers[bank] for bank in self._used], np.intp)
         for bank, number in numbers.items():
             if bank.count:
                 found[of == number] = bank.read()
+        self._spans = found
         return found
 
     def restart(self) -> None:
         """Gives every place free again."""
         self._used.clear()
+        self._spans = _NONE
         for bank in self._banks.values():
             bank.count = 0
 
