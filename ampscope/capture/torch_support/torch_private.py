@@ -243,7 +243,8 @@ def is_tracing() -> bool:
     """
     if torch.compiler.is_compiling() or tracing_state() is not None or graphs.in_the_making:
         return True
-    return bool(getattr(symbolic_trace, "_is_fx_tracing_flag", False))
+    is_fx: bool = getattr(symbolic_trace, "_is_fx_tracing_flag", False)
+    return is_fx
 
 
 class _Graphs(threading.local):
