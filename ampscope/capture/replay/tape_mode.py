@@ -206,7 +206,7 @@ class TapeMode(TorchFunctionMode):
                 return func(*args, **kwargs)
             captured = self._pause.cuda and self._pause.captures()
             recorded = torch_private.tracing_state() is not None or torch_private.graphs.in_the_making
-            if captured or recorded or torch_private.symbolic_trace._is_fx_tracing_flag:
+            if captured or recorded or getattr(torch_private.symbolic_trace, "_is_fx_tracing_flag", False):
                 return func(*args, **kwargs)
             self._handling += 1
             try:

@@ -241,10 +241,13 @@ def is_tracing() -> bool:
 
     Nothing is seen of such calls, and no op of AMPscope's may come between them: it would be part of the graph.
     """
-    if torch.compiler.is_compiling() or tracing_state() is not None or graphs.in_the_making:
-        return True
+    return torch.compiler.is_compiling() or records_calls()
+
+
+def records_calls() -> bool:
+    """Whether it does so by another way than Dynamo, which asks for itself; the hottest paths ask it spelled out."""
     is_fx: bool = getattr(symbolic_trace, "_is_fx_tracing_flag", False)
-    return is_fx
+    return tracing_state() is not None or graphs.in_the_making > 0 or is_fx
 
 
 class _Graphs(threading.local):

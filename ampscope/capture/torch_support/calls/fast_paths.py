@@ -90,7 +90,7 @@ class FastPaths:
 
         def before(module: nn.Module, args: Any) -> None:
             recorded = torch_private.tracing_state() is not None or torch_private.graphs.in_the_making
-            if recorded or not module.training or torch_private.symbolic_trace._is_fx_tracing_flag:
+            if recorded or not module.training or getattr(torch_private.symbolic_trace, "_is_fx_tracing_flag", False):
                 tell_before(module, args)
 
         def after(module: nn.Module, args: Any, result: Any) -> None:
