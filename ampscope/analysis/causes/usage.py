@@ -75,7 +75,7 @@ class WithoutEffect(Reason):
 
     @property
     def scaler(self) -> str:
-        """What to add of the scaler where torch has switched a region off."""
+        """Adds what the scaler does where torch has switched a region off."""
         return ", and so is the GradScaler" if self.scaler_is_off else ""
 
     @property

@@ -322,7 +322,7 @@ def _outcome(course: Course, bad_steps: Sequence[int]) -> str:
 
 
 def _lasting(course: Course, out: FloatArray) -> str:
-    """That a gradient norm did not come back, and what the loss did."""
+    """Says that a gradient norm did not come back, and what the loss did."""
     middle, steps = float(np.median(out)), course.norms_after.size
     many = f"all {steps:,}" if out.size == steps else f"{out.size:,} of the {steps:,}"
     told = (
@@ -335,7 +335,7 @@ def _lasting(course: Course, out: FloatArray) -> str:
 
 
 def _back(course: Course) -> str:
-    """What has come back to what it had been: the loss at least, or nothing is said."""
+    """Names what has come back to what it had been: the loss at least, or nothing is said."""
     norm, told = course.norm_back, f"The loss came back to {number(course.loss_back or 0.0)}"
     if norm is None and course.norms.size and course.norms_after.size:
         highest, latest = number(course.norms.max()), number(float(np.median(course.norms_after[-RECENT:])))

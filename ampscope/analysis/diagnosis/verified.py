@@ -81,14 +81,14 @@ def verified(before: Diagnosis, after: Diagnosis, found: Sequence[Size], code: i
 
 
 def _wrong(diagnosis: Diagnosis) -> list[Incident | Finding]:
-    """What is wrong in a run, what is told first the first."""
+    """Lists what is wrong in a run, in the order in which it is told."""
     items: list[Incident | Finding] = [*diagnosis.findings, *diagnosis.incidents]
     wrong = [each for each in items if each.severity is not Severity.INFO]
     return sorted(wrong, key=lambda each: each != diagnosis.primary)
 
 
 def _key(item: Incident | Finding) -> tuple[str, ...]:
-    """The same in two runs, between which lines have moved."""
+    """Finds the mistake of one run in another, between which lines have moved."""
     if isinstance(item, Finding):
         return item.cause, item.source.code if item.source is not None else ""
     return item.cause, item.module, item.op
@@ -127,6 +127,6 @@ def sizes(first: Run, again: Run, failed: Incident | Finding) -> tuple[Size, ...
 
 
 def _good(history: History, quantity: str) -> FloatArray:
-    """What a quantity was in the steps that were made; NaN in others."""
+    """Gives a quantity of each step that was made; NaN for others."""
     values = history.loss if quantity == "loss" else history.grad_norm
     return np.where(history.skipped | history.thinned, np.nan, values)

@@ -470,7 +470,7 @@ class _Walk:
 
 
 class _Names:
-    """What modules and parameters of one step are called in the other."""
+    """Maps the names of one step's modules and parameters to those in the other."""
 
     def __init__(self, modules: ModulePairs) -> None:
         self._theirs: Mapping[str, str] = modules.theirs

@@ -61,7 +61,7 @@ class ScaleLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerPart:
-    """What one of several optimizers steps."""
+    """One of several optimizers, and what it steps."""
 
     optimizer: int
     parameters: tuple[str, ...]  #: names of those whose gradients were recorded
@@ -121,7 +121,7 @@ def scale_window(run: Run, rank: int, optimizer: int | None = None, *, at: float
 
 
 def _optimizers(run: Run, rank: int) -> tuple[OptimizerPart, ...]:
-    """What each of several optimizers steps; empty where there is one."""
+    """Lists several optimizers with what each steps; empty where there is one."""
     names = {row.param: row.name for row in run.rows(Table.PARAMS, rank=rank)}
     held: dict[int, list[str]] = {}
     pairs = collect_groups(

@@ -18,7 +18,7 @@ class FunctionListener(Protocol):
         """A scaler has multiplied a loss by its scale."""
 
     def is_unheard(self, *, known: bool = True) -> None:
-        """What the loop does now, after a backward, is not told: it is what it has done before, if it is ``known``."""
+        """The calls that the loop makes now, after a backward, are not told: they are those of before, if ``known``."""
 
     @property
     def scales_by_hand(self) -> bool:

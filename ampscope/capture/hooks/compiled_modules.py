@@ -120,7 +120,7 @@ def _heard(compiler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _apart(maker: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes a graph of a model, with nothing of AMPscope in its way."""
+    """Calls what makes a graph of a model, with nothing of AMPscope in its way."""
 
     @wraps(maker)
     def apart(*args: Any, **kwargs: Any) -> Any:

@@ -144,7 +144,7 @@ def _counted(clear: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _asked(unavailable: Callable[[], bool]) -> Callable[[], bool]:
-    """What tells torch that CUDA is missing, told to listeners where it switches off a region that is to be on.
+    """Stands in for torch's question whether there is CUDA: listeners hear where it switches a region off.
 
     Torch asks as it makes the region, and warns in the name of whoever called for it: no frame of ours may be there.
     """

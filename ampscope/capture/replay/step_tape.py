@@ -185,7 +185,7 @@ class StepTape(StepObserver):
         return self._listener.scales_by_hand
 
     def forget_edits(self) -> None:
-        """What the loop does to its gradients is another thing for each of several optimizers."""
+        """Drops what was learned: the loop does another thing to the gradients of another optimizer."""
         self._learned = None
 
     def learn_edits(self) -> None:

@@ -45,7 +45,7 @@ def _devices(args: Any, kwargs: dict[str, Any]) -> set[torch.device]:
 
 
 class _Before(NamedTuple):
-    """What must be known before a function runs."""
+    """The facts that must be known before a function runs."""
 
     ambient: Ambient
     random: RandomState | None
@@ -269,7 +269,7 @@ class TapeMode(TorchFunctionMode):
         return result
 
     def _before(self, facts: FunctionFacts, func: Any, args: Any, kwargs: dict[str, Any]) -> _Before | None:
-        """What must be known before a function runs, the generators' states too if it draws; None after a fault."""
+        """Takes what must be known before a function runs, the generators' states if it draws; None after a fault."""
         try:
             ambient = call_state.around(self._types, torch.is_grad_enabled())
             in_place = facts.in_place or facts.writes or "out" in kwargs

@@ -190,7 +190,7 @@ class LiveTrace(StepObserver):
         return [name for name, _ in bad]
 
     def bad_flow(self) -> BadFlow | None:
-        """Where the bad values of the traced step go so far, if it has any; waits for the device."""
+        """Tells where the bad values of the traced step go so far, if it has any; waits for the device."""
         return self._tracer.bad_flow() if self._tracer is not None else None
 
     def graph(self) -> provenance.Graph:

@@ -48,7 +48,7 @@ class OptimizerView(NamedTuple):
 
     @property
     def state(self) -> Mapping[Any, Any]:
-        """What it keeps, by parameter."""
+        """Gives the optimizer's state, by parameter."""
         state = getattr(self.optimizer, "state", None)
         return state if isinstance(state, Mapping) else {}
 

@@ -168,7 +168,7 @@ def past_modes(tensors: Iterable[Tensor | None] = ()) -> tuple[Any, ...]:
 
 
 def called_by(overload: Any) -> Any:
-    """What an op overload calls and does nothing besides; anything else than a plain one, as it is."""
+    """Gives what a plain op overload calls, and does nothing besides; any other callable as it is."""
     return overload._op if type(overload) is torch._ops.OpOverload else overload
 
 
@@ -251,7 +251,7 @@ def records_calls() -> bool:
 
 
 class _Graphs(threading.local):
-    """Of each thread."""
+    """The graphs that torch makes in each thread."""
 
     in_the_making = 0  #: calls of torch that make one, their own checks of it included
 

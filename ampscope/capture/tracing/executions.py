@@ -109,7 +109,7 @@ class Circumstances:
     def again(  # noqa: C901, PLR0912  # one frame for every op
         self, operator: Operator, call: Call, results: list[Tensor], written: list[Tensor]
     ) -> Ran | None:
-        """What an op did that runs as it once did; None where that is not remembered.
+        """Recalls an op that runs as it once did; None where that is not remembered.
 
         Args:
             operator: The op.

@@ -107,7 +107,7 @@ class OpPoints:
     def ran(
         self, operator: Operator, now: Circumstances, call: Call, results: list[Tensor], written: list[Tensor]
     ) -> Ran:
-        """What an op did that has just run, where that is not remembered.
+        """Describes an op that has just run, where that is not remembered.
 
         Args:
             operator: The op.

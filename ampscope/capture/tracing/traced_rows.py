@@ -121,7 +121,7 @@ class BadFlow(NamedTuple):
 
     @staticmethod
     def of(outputs: Outputs, dataflow: Dataflow) -> BadFlow | None:
-        """That of a step; None where all is finite. Waits for the device."""
+        """Takes the graph of a step; None where all is finite. Waits for the device."""
         spans = outputs.spans()
         kinds = np.isposinf(spans) + 2 * np.isneginf(spans) + 4 * np.isnan(spans)
         if not kinds.any():

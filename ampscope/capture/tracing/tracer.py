@@ -319,7 +319,7 @@ class Tracer(OwnMode):
         self.places.clear()
 
     def bad_flow(self) -> BadFlow | None:
-        """What of the step tells where its bad values go; None where there are none. Waits for the device."""
+        """Gives the part of the step that bad values go through; None where there are none. Waits for the device."""
         return BadFlow.of(self.outputs, self._dataflow)
 
     def columns(self, step: int, source: str, layout: Layout | None) -> tuple[ColumnBlock, ColumnBlock, Layout]:

@@ -29,7 +29,7 @@ _ON_PURPOSE = 3
 
 
 class GradientScales:
-    """Which scalers' scales are in the gradients now."""
+    """The scalers whose scales are in the gradients now."""
 
     def __init__(self, models: Models) -> None:
         self._models = models

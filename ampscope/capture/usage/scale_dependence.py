@@ -65,7 +65,7 @@ def plain_name(func: Callable[..., Any]) -> str:
 
 @cache
 def plain(name: str) -> str:
-    """The same by the name that the function has."""
+    """Gives the same of the name that a function has."""
     return str(name).removeprefix("_foreach_").strip("_").removeprefix("linalg_")
 
 

@@ -142,7 +142,7 @@ class UsageWatch:
             self._edits.function_ran(torch.mul, (loss, scale), {}, result)
 
     def is_unheard(self, *, known: bool = True) -> None:
-        """What the loop does to its gradients is not told: it is what it has done before, if it is ``known``."""
+        """The calls that change gradients are not told now: they are those of before, if ``known``."""
         self._is_heard, self._is_known = False, known
 
     @property

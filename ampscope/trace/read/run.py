@@ -230,7 +230,7 @@ class Run(TableFrames, NotebookRepr):
             connection.close()
 
     def _open_connections(self) -> list[duckdb.DuckDBPyConnection]:
-        """Those of the threads that live, and the database's own, which is the last."""
+        """Lists the connections of the threads that live, the database's own last."""
         found = [known() for known in tuple(self._connections)]
         return [*(connection for connection in found if connection is not None), self._database]
 

@@ -212,7 +212,7 @@ def moved_values(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
 
 
 def compared(seen: Sampled, good: GoodSteps) -> Compared:
-    """What `moved_values` could compare at all."""
+    """Lists all that `moved_values` could compare."""
     heights = _unscaled(seen, good)
     both = np.isfinite(heights[:, -2:]).all(axis=1) | (seen.high[:, -2:] == 0).any(axis=1)
     both &= np.isfinite(seen.high[:, -2:]).all(axis=1) & ~seen.bad[:, -1]

@@ -274,7 +274,7 @@ class _Comparing:
         return f"{told}; what differs all the same stands below."
 
     def _changed_before(self, differences: tuple[Difference, ...], parted: Divergence) -> str:
-        """What of the program is another, as far as the step parts elsewhere: it comes first."""
+        """Lists the lines of the program that are others, where the step parts elsewhere: they come first."""
         first = next(iter(differences), None)
         if first is None or first.kind not in _OF_PROGRAM or first.step != parted.step or not parted.op:
             return ""

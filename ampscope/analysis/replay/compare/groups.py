@@ -46,7 +46,7 @@ class Group:
 
 
 class Places:
-    """Where roots are."""
+    """Finds the program point, the module and the recording of each root."""
 
     def __init__(self, pair: StepPair) -> None:
         self.pair = pair

@@ -92,7 +92,7 @@ def pair_of(one: Recording, other: Recording) -> StepPair:
 
 
 def _by_operand(seen: Recording, values: FloatArray) -> list[list[float]]:
-    """Of each op the values of the rows that its operands are, by argument; 1 where a row is missing."""
+    """Gives for each op the values of its operands' rows, by argument; 1 where a row is missing."""
     writer = np.searchsorted(seen.seq, seen.edges.ints("from_seq"))
     row = seen.first_output[writer] + seen.edges.ints("from_out")
     known = row < seen.first_output[writer + 1]
@@ -160,7 +160,7 @@ class _Rows:
         return error, same
 
     def _entered(self, own: FloatArray, operands: FloatArray) -> FloatArray:
-        """What rounding is measured by: a result's own magnitude, of sums at least what their terms may bring."""
+        """Rounding is measured by a result's own magnitude; in sums, by at least what their terms may bring."""
         site = self.one.site[self.paired][self.owner]
         names = [_name(each.op) for each in self.one.sites]
         adds = np.array([name in _ADDING for name in names], np.bool_)[site]

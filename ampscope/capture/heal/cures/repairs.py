@@ -63,7 +63,7 @@ class Repair(NamedTuple):
 
 
 def of_step(step: TapedStep, models: Models) -> Iterator[Repair]:
-    """What may help on a step, what changes less first."""
+    """Lists what may help on a step, the smaller changes first."""
     named = {name: weight for name, weight in models.parameters.values() if is_bad(weight)}
     plain = (each for each in named.values() if type(each) is nn.Parameter and each.layout is torch.strided)
     bad = [(weight, _elements(weight)) for weight in plain]

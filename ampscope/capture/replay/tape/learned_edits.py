@@ -1,4 +1,4 @@
-"""What a loop does to its gradients, taken down in a step that was heard, for one in which nobody listened.
+"""Keeps what a loop does to its gradients in a step that was heard, for a step in which nobody listened.
 
 Its calls refer to gradients by their parameters, so they can be put onto the tape of another step of the same loop.
 """
@@ -35,7 +35,7 @@ class LearnedEdits(NamedTuple):
 
     @staticmethod
     def of(tape: Tape, models: Models, since: int, after: int) -> LearnedEdits | None:
-        """Those of the step on a tape, as far as another step can be expected to make the same.
+        """Takes the edits of the step on a tape, as far as another step can be expected to make the same.
 
         Args:
             tape: The tape.

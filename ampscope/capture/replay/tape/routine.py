@@ -146,7 +146,7 @@ class Routine:
         return False
 
     def _counts(self) -> tuple[int, int, int]:
-        """Which gradients there are, and how often they and the weights were written."""
+        """Counts how often gradients and weights were written, and tells which gradients there are."""
         gradients = [gradient for weight in self._weights if (gradient := weight.grad) is not None]
         self._gradients = len(gradients)
         try:
@@ -156,7 +156,7 @@ class Routine:
         return hash(tuple(map(id, gradients))), *written
 
     def _writes(self) -> object:
-        """What was written since it was asked last: how often each gradient, and how many weights.
+        """Tells what was written since it was asked last: how often each gradient, and how many weights.
 
         In a traced step that is not known: a call for a list of tensors moves no counter under a dispatch mode.
         """

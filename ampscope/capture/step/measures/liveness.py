@@ -41,7 +41,7 @@ _ENOUGH, _LONG = 8, 64
 
 @dataclass(slots=True)
 class _Account:
-    """What is known of one optimizer since its first step; keeps neither it nor its parameters alive."""
+    """The record of one optimizer since its first step; it keeps neither that nor its parameters alive."""
 
     has_own_step: bool
     place: Place | None

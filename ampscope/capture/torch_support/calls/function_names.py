@@ -85,7 +85,7 @@ _MOST_FACTS = 4096
 
 
 def facts_of(func: Callable[..., Any]) -> FunctionFacts:
-    """What is known of a torch function by its name; `known_facts` has it from then on."""
+    """Works out the facts of a torch function from its name; `known_facts` has them from then on."""
     name = getattr(func, "__name__", "")
     facts = FunctionFacts(
         name=name,
