@@ -59,7 +59,8 @@ def _is_sentence(text: str) -> bool:
 def _names(place: str, cause: Cause) -> bool:
     """Whether the code of a module, or of a room, names the cause."""
     path = PACKAGE / place.replace(".", "/")
-    files = list(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    module = path.with_suffix(".py")
+    files = [module] if module.exists() else list(path.rglob("*.py"))
     return bool(place) and any(f"Cause.{cause.name}" in file.read_text("utf-8") for file in files)
 
 

@@ -94,4 +94,4 @@ def test_nobody_else_reads_parameter_groups() -> None:
         *(ROOT / "ampscope" / "analysis").rglob("*.py"),
     ]
     readers = [file.name for file in files if re.search(r"\bparam_groups\b", file.read_text("utf-8"))]
-    assert readers == ["optimizer_view.py", "forms.py"]  # which says what a user would write
+    assert readers == ["optimizer_view.py", "usage_forms.py"]  # which says what a user would write
