@@ -136,7 +136,7 @@ class OwnWork:
                 self._inference.__enter__()
             if self._may_communicate:
                 self._alone.enter()
-            self.thread = threading.get_ident()
+        self.thread = threading.get_ident()  # each time: the outermost may have been broken off before it
         return self
 
     def __exit__(self, *_: Any) -> None:
