@@ -119,11 +119,12 @@ def test_own_work_inside_own_work_is_one_stretch() -> None:
 def test_observers_hear_where_own_work_was_broken_off_as_it_was_entered() -> None:
     """A signal may come at its last line: it counts as entered, and whose thread it is was not taken down."""
     heard: list[tuple[str, bool]] = []
+    faults: list[str] = []
     pause = Pause()
     own = OwnWork(pause, str)
     own.__enter__()
     own.thread = None
-    Observers(own, usage=Listening("of usage", heard, pause, str)).tell(StepObserver.backward_ended)
+    Observers(own, usage=Listening("of usage", heard, pause, faults.append)).tell(StepObserver.backward_ended)
     own.start_afresh()
     assert heard == [("of usage", True)]
-    assert not pause.on
+    assert not (pause.on or faults)
