@@ -127,4 +127,5 @@ def test_observers_hear_where_own_work_was_broken_off_as_it_was_entered() -> Non
     Observers(own, usage=Listening("of usage", heard, pause, faults.append)).tell(StepObserver.backward_ended)
     own.start_afresh()
     assert heard == [("of usage", True)]
-    assert not (pause.on or faults)
+    assert not pause.on
+    assert not faults
