@@ -86,9 +86,8 @@ class Sites:
         known = self._ids.get(point)
         if known is None:
             known = self.first + len(self._points)
-            self._points.append(
-                point
-            )  # first: where a signal comes between the two, a number is lost, none is given twice
+            # Before its number: a signal that comes between the two must not give that out twice.
+            self._points.append(point)
             self._ids[point] = known
         return known
 

@@ -121,5 +121,18 @@ def test_what_interrupts_it_leaves_no_site_half_described() -> None:
         assert outlooks[1] == expected[1], run.where
 
 
+def test_no_number_of_a_site_is_given_twice_where_one_was_interrupted() -> None:
+    points = [Point(name, phase=Phase.FORWARD, outputs=Signature((torch.float16,), ((1,),))) for name in "ab"]
+    line, run = 0, Interrupting(0, _preempt, "Sites.number")
+    while run.where is not None or not line:
+        line += 1
+        sites, run = Sites(FIRST, str), Interrupting(line, _preempt, "Sites.number")
+        with contextlib.suppress(InterruptedError), run:
+            sites.number(points[0])
+        numbers = [sites.number(point) for point in reversed(points)]
+        assert [sites.point(number) for number in numbers] == points[::-1], run.where
+    assert line > 4
+
+
 def _preempt() -> None:
     raise InterruptedError
