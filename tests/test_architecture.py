@@ -173,29 +173,12 @@ def siblings_of(file: Path) -> frozenset[str]:
     return frozenset(path.stem for path in app.iterdir()) if file.is_relative_to(app) else frozenset()
 
 
-@pytest.mark.parametrize(
-    ("name", "file"), [pytest.param(*each, id=str(each[1].relative_to(ROOT))) for each in sources()]
-)
-def test_imports_only_go_down(name: str, file: Path) -> None:
-    assert offences(file.read_text("utf-8"), name, siblings=siblings_of(file)) == []
-
-
-@pytest.mark.parametrize("folder", FLOORS)
-def test_inside_a_room_imports_only_go_down(folder: str) -> None:
+def upwards(folder: str) -> dict[str, set[str]]:
+    """The entries of ``folder`` that import what is not below them, with what that is."""
     floors, found = FLOORS[folder].split(), between(folder)
-    assert set(floors) == found.keys(), "a new room needs a floor in FLOORS"
+    assert set(floors) == found.keys(), f"a new room in {folder} needs a floor in FLOORS"
     below = {name: set(floors[:number]) for number, name in enumerate(floors)}
-    assert {name: needs - below[name] for name, needs in found.items() if needs - below[name]} == {}
-
-
-@pytest.mark.parametrize("folder", sorted({name.rpartition(".")[0] for name in modules()} - {""}))
-def test_no_folder_holds_a_circle(folder: str) -> None:
-    assert circle(between(folder)) == []
-
-
-def test_a_circle_is_found() -> None:
-    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == ["a", "b", "c"]
-    assert circle({"a": {"b"}, "b": {"c"}, "d": {"a", "c"}}) == []
+    return {name: needs - below[name] for name, needs in found.items() if needs - below[name]}
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
@@ -209,9 +192,21 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
         left = {name: needs for name, needs in left.items() if name not in leaves}
 
 
-@pytest.mark.parametrize("file", sorted(FIGURES.glob("*.py")), ids=lambda file: file.name)
-def test_charts_know_no_streamlit(file: Path) -> None:
-    assert not [name for name in imported(file.read_text("utf-8")) if name.startswith("streamlit")]
+def test_imports_only_go_down() -> None:
+    """Between rooms, inside each, and nowhere in a circle; what draws figures knows no Streamlit."""
+    of_rooms = {file: offences(file.read_text("utf-8"), name, siblings=siblings_of(file)) for name, file in sources()}
+    assert {file: found for file, found in of_rooms.items() if found} == {}
+    assert {folder: found for folder in FLOORS if (found := upwards(folder))} == {}
+    folders = {name.rpartition(".")[0] for name in modules()} - {""}
+    assert {folder: found for folder in folders if (found := circle(between(folder)))} == {}
+    drawn = {file: list(imported(file.read_text("utf-8"))) for file in FIGURES.glob("*.py")}
+    assert drawn
+    assert [file for file, names in drawn.items() if any(name.startswith("streamlit") for name in names)] == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == ["a", "b", "c"]
+    assert circle({"a": {"b"}, "b": {"c"}, "d": {"a", "c"}}) == []
 
 
 @pytest.mark.parametrize(
@@ -251,10 +246,10 @@ def imported_tests(source: str) -> list[str]:
     return [full for full in imported(source) if full.startswith("tests.") and ".test_" in full]
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "tests").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
-def test_no_test_module_is_imported(file: Path) -> None:
+def test_no_test_module_is_imported() -> None:
     """What tests share lies in tests/support, or beside them in a module that is no test."""
-    assert imported_tests(file.read_text("utf-8")) == []
+    found = {file: imported_tests(file.read_text("utf-8")) for file in (ROOT / "tests").rglob("*.py")}
+    assert {file: names for file, names in found.items() if names} == {}
 
 
 def test_an_import_of_a_test_module_is_found() -> None:
