@@ -198,7 +198,7 @@ def test_imports_only_go_down() -> None:
     assert {file: found for file, found in of_rooms.items() if found} == {}
     assert {folder: found for folder in FLOORS if (found := upwards(folder))} == {}
     folders = {name.rpartition(".")[0] for name in modules()} - {""}
-    assert {folder: found for folder in folders if (found := circle(between(folder)))} == {}
+    assert {folder: names for folder in folders if (names := circle(between(folder)))} == {}
     drawn = {file: list(imported(file.read_text("utf-8"))) for file in FIGURES.glob("*.py")}
     assert drawn
     assert [file for file, names in drawn.items() if any(name.startswith("streamlit") for name in names)] == []
