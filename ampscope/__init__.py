@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ampscope.capture.watch import watch
     from ampscope.trace.read.run import Run, open_run
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"
 
 __all__ = [
     "Alert",
