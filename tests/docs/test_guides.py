@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.capture.step.cycle import State
+from ampscope.capture.step.observers import ORDER
 from tests.support.paths import ROOT
 
 GUIDES = {name: (ROOT / name).read_text("utf-8") for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")}
@@ -48,6 +49,13 @@ def test_every_room_is_explained(room: str) -> None:
 
 def test_every_state_is_in_the_diagram() -> None:
     assert [state.name for state in State if state.name not in GUIDES["ARCHITECTURE.md"]] == []
+
+
+def test_the_table_of_parts_says_what_each_hears_of() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| (.+) \|$", GUIDES["ARCHITECTURE.md"], re.MULTILINE)
+    told = {part: re.findall(r"`(\w+)`", events) for part, events in rows if "_" in events}
+    parts = {part for heard in ORDER.values() for part in heard.split()}
+    assert told == {part: [event for event, heard in ORDER.items() if part in heard.split()] for part in parts}
 
 
 def test_a_path_that_is_not_there_is_found() -> None:
