@@ -108,7 +108,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a remedy costs, as its replay measured it."""
+    """Describes the cost of a remedy, as its replay measured it."""
 
     time: float | None  #: what it adds to the step's duration, as a share; null where it was not measured
     bytes: int | None  #: that the step's ops write more
@@ -141,7 +141,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenBy:
-    """What left a bad value in the weights that a later step found there."""
+    """Describes the step and op that left a bad value in the weights, where a later step found it."""
 
     step: int  #: whose gradients were not finite, and which the optimizer took
     op: str = ""  #: where the value was born, as far as that is known
@@ -150,7 +150,7 @@ class WrittenBy:
 
 
 class MoveKind(StrEnum):
-    """What may have moved since the last good step; first what a step is given, then what comes of it."""
+    """Names the quantities that may have moved since the last good step: those given to a step, then its results."""
 
     SEGMENT = "segment"  #: the run was resumed, perhaps with other versions or settings
     SCALE = "scale"  #: the loss scale
@@ -308,7 +308,7 @@ class ScaleHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What a run is: the facts of its manifest and its extent."""
+    """Describes a run: the facts of its manifest and its extent."""
 
     path: str
     name: str

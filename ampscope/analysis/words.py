@@ -185,7 +185,7 @@ _TRIALS: dict[bool | None, str] = {
 
 
 def trigger_in_words(trigger: str) -> str:
-    """What was noticed first; empty for a trigger that this version does not know."""
+    """States what was noticed first; empty for a trigger that this version does not know."""
     return _TRIGGERS.get(trigger, "")
 
 

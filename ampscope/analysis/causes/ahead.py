@@ -1,4 +1,4 @@
-"""What has not happened yet: values that come close to the end of their dtype, or are on their way there."""
+"""Causes that have not struck yet: values that come close to the end of their dtype, or are on their way there."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _near(occurrence: Occurrence) -> str:
 
 
 def _what(occurrence: Occurrence) -> str:
-    """What was measured, at the beginning of a sentence."""
+    """Names the measured result, or the place, at the beginning of a sentence."""
     words = occurrence.op_in_words
     return f"The result of {words}" if "." in occurrence.op else words[:1].upper() + words[1:]
 

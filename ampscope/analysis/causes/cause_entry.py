@@ -1,4 +1,4 @@
-"""What an entry of the catalogue holds, and what its rules, sentences and remedies are given."""
+"""The parts of an entry of the catalogue of causes, and the arguments that its rules, sentences and remedies get."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ampscope.trace.vocabulary import Cause, Severity
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """What was seen when a cause was recognised; a cause that has more to say of it has a subclass."""
+    """Holds what was seen when a cause was recognised; a cause that has more to say of it has a subclass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Occurrence:
 
 
 class Match(NamedTuple):
-    """What a rule found."""
+    """Holds the cause that a rule names for an op, and the reason for it."""
 
     cause: Cause
     reason: Reason = NOTHING_MORE
@@ -108,11 +108,11 @@ class CauseEntry:
     cured_by_precision: bool | None = None
 
     def explanation(self, occurrence: Occurrence) -> str:
-        """Why it happened, with the numbers that say so."""
+        """Explains why it happened, with the numbers that say so."""
         if callable(self.sentence):
             return self.sentence(occurrence)
         return self.sentence.format(op=occurrence.op_in_words)
 
     def advice(self, occurrence: Occurrence) -> tuple[Remedy, ...]:
-        """What cures it, as far as it can be told without trying."""
+        """Returns the remedies for the cause, as far as they can be told without trying them."""
         return self.remedies(occurrence) if callable(self.remedies) else self.remedies

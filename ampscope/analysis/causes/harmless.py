@@ -1,4 +1,4 @@
-"""What is not finite, costs a step or stands out, and harms nothing by itself."""
+"""Causes that harm nothing by themselves: values that are not finite, cost a step or stand out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FarOut(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """What it was, and what is usual."""
+        """States the value of the loss or gradient norm, and its usual one."""
         name, times = _QUANTITIES.get(self.quantity, self.quantity), self.value / self.usual
         return (
             f"the {name} was {number(self.value)}, {times:,.0f} times its usual {number(self.usual)} (at most "
@@ -36,7 +36,7 @@ class FarOut(NamedTuple):
 
 
 class Rise(NamedTuple):
-    """What was larger than in a good step before."""
+    """Holds an input or an op's result that was larger in a step than in a good step before it."""
 
     op: str
     name: str  #: of an input
@@ -47,14 +47,14 @@ class Rise(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """What rose, and from what."""
+        """States which value rose, to what magnitude, and from what."""
         where = f" in {self.module}" if self.module else ""
         what = f"The input {self.name}" if self.op == Node.INPUT else f"The result of {op_in_words(self.op)}{where}"
         return f"{what} reached {number(self.size)}; in step {self.step:,} it reached {number(self.before)}."
 
 
 class Since(NamedTuple):
-    """What was otherwise than before, each as what it had been and what it was; None where it was the same."""
+    """Holds what was otherwise than before, each as a pair of old and new value; None where it was the same."""
 
     rate: tuple[float, float] | None = None  #: learning rate, of the step before
     scale: tuple[float, float] | None = None  #: loss scale, likewise
@@ -65,7 +65,7 @@ class Since(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """What changed, in a sentence; empty where nothing did."""
+        """States in a sentence what changed; empty where nothing did."""
         told = []
         if self.rate is not None:
             told.append(f"the learning rate ({number(self.rate[0])}, now {number(self.rate[1])})")
@@ -172,7 +172,11 @@ def _harmless(
 
 
 def _moving(then: str, unfinished: str) -> Callable[[Occurrence], str]:
-    """What a scale did: ``then`` where a good step showed that it was enough, ``unfinished`` where the run ended."""
+    """Returns a function that states what the loss scale did.
+
+    The sentence says ``then`` where a good step showed that the scale was low enough, ``unfinished`` where the run
+    ended before.
+    """
 
     def sentence(occurrence: Occurrence) -> str:
         reason = occurrence.reason

@@ -121,7 +121,7 @@ _RECIPROCALS = {
 
 
 def kept_between(function: str) -> Remedy:
-    """What keeps the operand of a function from where it ends."""
+    """Returns the remedy that bounds the operand of a function away from 1 and -1, where the function ends."""
     return Remedy(
         text=f"Keep the operand of {function} away from 1 and -1, by a bound that its dtype can tell from 1.",
         code=f"y = torch.{function}(x.float().clamp(-1 + 1e-6, 1 - 1e-6))",
@@ -258,7 +258,10 @@ def _empty_row(occurrence: Occurrence) -> str:
 
 
 def _ctc(op: Executed) -> Match | None:
-    """Of finite log probabilities any alignment has a finite loss; one that is -inf may be on all of them."""
+    """Matches a CTC loss that is not finite, with a -inf log probability as the reason where there is one.
+
+    With finite log probabilities any alignment has a finite loss; one that is -inf may be on all of them.
+    """
     if "ctc_loss" not in op.name:
         return None
     lowest = op.lowest_operand

@@ -38,7 +38,7 @@ class FromOthers(Reason):
 
     @staticmethod
     def of(op: Executed, *, unseen: bool = False) -> FromOthers:
-        """What is known of an op that communicates."""
+        """Returns what the trace says of an op that communicates."""
         size, reduction = op.scalars.get("group_size"), op.scalars.get("reduce")
         return FromOthers(
             ranks=size if isinstance(size, int) else None,
@@ -66,7 +66,7 @@ class ChangedSince(Reason):
 
     @property
     def in_words(self) -> str:
-        """What was seen."""
+        """States which op wrote the value finite, and which op read it non-finite."""
         gave, read = op_in_words(self.written_by), op_in_words(self.seen_in)
         return f"What {gave} gave was finite, yet {read} read a non-finite value there"
 
@@ -110,7 +110,10 @@ def _bad_input(occurrence: Occurrence) -> str:
 
 
 def _bad_state(kind: str, occurrence: Occurrence) -> str:
-    """What is known of it: which op read it so, not when it became so; before the first step nothing was trained."""
+    """States that a parameter or buffer was not finite when the step first read it; since when is not known.
+
+    Before the first step nothing was trained: then it was created or loaded so, or written by code that was not seen.
+    """
     if isinstance(occurrence.reason, TurnedBad):
         return occurrence.reason.in_words
     name = _name(occurrence, "")

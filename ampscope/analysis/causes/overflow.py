@@ -67,9 +67,10 @@ class Overflowed(Reason):
 
 
 def overflowed(op: Executed) -> Overflowed | None:
-    """What is left: a sum, a product or a power (a NaN too: inf - inf inside a sum of products) beyond the range.
+    """Returns the reason for a result beyond the range of its dtype, where no earlier rule has named a cause.
 
-    Not what only knows how a matrix is solved or factorised: one without an inverse gives the same.
+    The op is a sum, a product or a power; a NaN counts too, as inf - inf inside a sum of products. Ops that solve or
+    factorise a matrix do not count: a matrix without an inverse gives the same.
     """
     foreign = op.gives_nan and not op.site.op.startswith("aten.")
     solves = "norm" not in op.name and op.name.startswith(_SOLVES)
@@ -121,7 +122,7 @@ _PRODUCTS = frozenset({"mm", "bmm", "matmul", "baddbmm"})
 
 
 def _everywhere(occurrence: Occurrence) -> str:
-    """Where else the same op leaves the range."""
+    """Names the other lines at which the same op leaves the range, to be put at the end of a sentence."""
     reason = occurrence.reason
     lines = reason.likewise if isinstance(reason, Overflowed) else ()
     places = [f"{line.file}:{line.line}" for line in lines]
@@ -252,7 +253,7 @@ class ScaleInLoop(Reason):
 
     @property
     def cure(self) -> Remedy:
-        """What to do about it."""
+        """Returns the remedy: multiply by the scale in float32, or start with one that float16 holds."""
         text = (
             "Multiply by the scale in float32, or start with one that float16 holds, and divide the gradients by it "
             "before they enter a loss."

@@ -92,7 +92,7 @@ def _matched(op: Executed, phase: Phase) -> Recognised:
 
 
 def match(op: Executed, phase: Phase) -> Match:
-    """What the first rule that applies in a phase says; `Cause.UNKNOWN` where none does.
+    """Returns the cause that the first applicable rule of a phase names; `Cause.UNKNOWN` where none applies.
 
     No cause is told of an op whose operands were not all measured, unless what it was told to do shows it.
     """

@@ -31,12 +31,12 @@ class TurnedBad(Reason):
 
     @property
     def key(self) -> str:
-        """What it is called in a trace."""
+        """The name of the tensor in a trace."""
         return f"{self.name} of {self.owner}" if self.owner else self.name
 
     @property
     def in_words(self) -> str:
-        """What was seen, in a sentence or two."""
+        """States in a sentence or two which tensor held how many NaN and inf, and when it was last seen finite."""
         held = (
             " and ".join(f"{count:,} {what}" for count, what in ((self.nan, "NaN"), (self.inf, "inf")) if count)
             or "values that are not finite"
@@ -76,12 +76,12 @@ class StandsStill(Reason):
 
     @property
     def in_words(self) -> str:
-        """What was seen, in two sentences."""
+        """States in two sentences how much of the tensor did not move, and why."""
         raise NotImplementedError
 
     @property
     def remedy(self) -> Remedy:
-        """What lets it move."""
+        """The change that lets the tensor move."""
         raise NotImplementedError
 
     def kept_wide(self, text: str, otherwise: str) -> Remedy:
@@ -99,7 +99,7 @@ class FollowerHeld(StandsStill):
 
     @property
     def in_words(self) -> str:
-        """What was seen, in two sentences."""
+        """States in two sentences how much of it did not move, and how far it is from what it should follow."""
         what = f"the buffer {self.name}" if self.is_buffer else self.name
         return (
             f"{self.share:.0%} of {what} did not move in the steps from {self.since:,} to {self.last:,} that were "
@@ -109,7 +109,7 @@ class FollowerHeld(StandsStill):
 
     @property
     def remedy(self) -> Remedy:
-        """What keeps its updates."""
+        """The change that keeps its updates: the buffer or average in float32."""
         with_module = ", with the module that writes it" if "." in self.name else ""
         return self.kept_wide(f"Keep {self.name} in float32{with_module}.", "average = average.float()")
 
@@ -125,7 +125,7 @@ class WeightHeld(StandsStill):
 
     @property
     def in_words(self) -> str:
-        """What was seen, in two sentences."""
+        """States how much of the weight did not move, and how small its updates are beside the spacing of its dtype."""
         return (
             f"{self.share:.0%} of the weight {self.name} did not move in any of {self.looks:,} steps from "
             f"{self.since:,} to {self.last:,} that were looked at{_and_more(self.others)}. Its updates, about "
@@ -135,7 +135,7 @@ class WeightHeld(StandsStill):
 
     @property
     def remedy(self) -> Remedy:
-        """What keeps its updates."""
+        """The change that keeps its updates: the weight, or a master copy of it, in float32."""
         text = f"Keep {self.name} in float32, or give the optimizer a float32 master of it."
         return self.kept_wide(text, "model.float()")
 
@@ -152,7 +152,7 @@ class AverageHeld(StandsStill):
 
     @property
     def in_words(self) -> str:
-        """What was seen, in two sentences."""
+        """States in two sentences how much of the average did not move, and where it should have come down to."""
         return (
             f"{self.share:.0%} of {self.name} of {self.owner}, which the optimizer keeps in {self.dtype}, did not move "
             f"in any of {self.looks:,} steps from {self.since:,} to {self.last:,} that were looked at"
@@ -163,7 +163,7 @@ class AverageHeld(StandsStill):
 
     @property
     def remedy(self) -> Remedy:
-        """What lets it decay."""
+        """The change that lets the average decay: the optimizer's state in float32, or a smaller beta."""
         return Remedy(
             text="Keep the optimizer's state in float32: give it float32 parameters, or a smaller beta.",
             code="model.float()  # before the optimizer is made; autocast computes in half precision",

@@ -31,7 +31,7 @@ class GradientLost(Reason):
 
 
 def what_is_lost(reason: GradientLost) -> str:
-    """Which gradients miss how much, as the end of a sentence."""
+    """Tells which gradients miss how much, as the end of a sentence."""
     others = f", and {reason.others:,} more parameters lose theirs" if reason.others > 1 else ""
     others = ", and another parameter loses its own" if reason.others == 1 else others
     if reason.share >= 0.995:
@@ -94,7 +94,7 @@ class GradientFlushed(Reason):
 
 
 def flushed_operand(op: Executed) -> Flushed | None:
-    """What rounded to zero the value that ``op`` divides by or takes the logarithm of."""
+    """Returns the op that rounded to zero the value that ``op`` divides by or takes the logarithm of."""
     by = flushed_by(op)
     return Flushed(dtype=by.dtype, by=by.site.op, lost_by=by.seq) if by is not None else None
 

@@ -1,4 +1,4 @@
-"""The entry for what no cause explains: what can be said of it all the same."""
+"""The entry for failures that no cause explains: it says what can be said of them all the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEFINED_ON_PART = frozenset({"acos", "asin", "atanh", "acosh", "erfinv", "lgamm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed(Reason):
-    """What is known without a cause, in a sentence."""
+    """Holds, in a sentence, what is known of a failure without a cause."""
 
     sentence: str
     advice: tuple[Remedy, ...] = ()  #: what helps all the same
@@ -36,7 +36,7 @@ class InfiniteConstant(Observed):
 
 
 def infinite_constant(op: Executed) -> InfiniteConstant:
-    """What is said of an op that writes an infinity which nothing takes away."""
+    """Returns the reason for an op that writes an infinity which nothing takes away."""
     sign = "-" if (op.infinite_constant or -math.inf) < 0 else ""
     finite = Remedy(
         text="Put a large number there that is finite, or leave what is masked out of what reads all of it, as label "
@@ -54,7 +54,10 @@ def _unknown(sentence: str) -> Match:
 
 
 def not_measured(op: Executed) -> Match | None:
-    """What is missing to tell a cause: an operand of which the trace has no values; None where it has all."""
+    """Returns a match that says of which operand the trace has no values; None where it has all.
+
+    Without them no cause can be told.
+    """
     missing = unmeasured(op)
     if missing is None:
         return None
@@ -106,7 +109,7 @@ def _what_helps(occurrence: Occurrence) -> tuple[Remedy, ...]:
 
 
 def wider_reduction(*, by_hook: bool) -> Remedy:
-    """What helps gradients that are finite on their rank, and too large for the dtype in which they are reduced.
+    """Returns the remedy for gradients that are finite on their rank, and too large for the dtype of their reduction.
 
     Args:
         by_hook: A communication hook chose that dtype.

@@ -63,7 +63,7 @@ UNSCALE_FIRST = in_loop(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormEntry:
-    """What is known of one form."""
+    """Holds what is known of one form of misuse of the scaler or of autocast."""
 
     sentence: str = ""  #: may name what was ``seen``, a `WithoutEffect`; empty: that of its cause
     fix: Remedy | None = None  #: None: those of its cause

@@ -1,1 +1,1 @@
-"""What cures a failure: what was tried, and what is advised."""
+"""The cures for a failure: those that replays have tried, and those that are advised."""

@@ -68,7 +68,7 @@ def _diff(remedy: Remedy, incident: Incident, reason: Reason, program: Program) 
 
 
 def _untried(remedy: Remedy, incident: Incident, reason: Reason, program: Program) -> str | None:
-    """What no replay has tried, written where the failed call stands, or around the model."""
+    """Returns the diff of a remedy that no replay has tried, at the failed call or around the model."""
     if remedy.kind == Change.BF16:
         return own_words.of_autocast(program, "bfloat16")
     if remedy.kind == Change.MODULES_FP32 and incident.module:
@@ -119,7 +119,10 @@ def _of_rate(incident: Incident, program: Program) -> str | None:
 
 
 def _of_state(remedy: Remedy, incident: Incident, program: Program) -> str | None:
-    """What outlives the step, in float32: a tensor that the loop carries, a module with its buffers, the weights."""
+    """Returns the diff that puts what outlives the step into float32.
+
+    That is a tensor that the loop carries, a module with its buffers, or the weights.
+    """
     if incident.trigger == Trigger.NONFINITE_CARRIED:
         return half.tensor_in_float32(incident.source) if incident.source is not None else None
     if incident.trigger == Trigger.BUFFER_STANDS_STILL and remedy.verified:

@@ -18,7 +18,7 @@ NAMED = 3
 
 
 class HalfWeights(NamedTuple):
-    """What of a model is half precision itself, by qualified name."""
+    """Holds the qualified names of a model's parameters and buffers that are half precision themselves."""
 
     parameters: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ def half_weights(run: Run, rank: int) -> HalfWeights:
 
 
 class ExplicitHalf(NamedTuple):
-    """What of a step is half precision whatever autocast does."""
+    """Holds the values of a step that are half precision whatever autocast does."""
 
     conversions: tuple[CodeLine, ...] = ()  #: the lines that matter to the failure
     from_conversion: bool = False  #: the failed op has its half precision from there, and not from autocast
@@ -52,7 +52,7 @@ class ExplicitHalf(NamedTuple):
 
 
 def explicit_half(graph: StepGraph, seq: int, tried: Sequence[Tried], weights: HalfWeights) -> ExplicitHalf:
-    """What a program asked for itself in a step.
+    """Finds the half precision that a program asked for itself in a step.
 
     Args:
         graph: The step.
@@ -133,7 +133,10 @@ def _asks_for_half(site: SiteRow) -> bool:
 
 
 def _half_sources(graph: StepGraph, seq: int) -> list[int]:
-    """What an op's half operands were written by; none where autocast cast one: then the op is half by its policy."""
+    """Returns the ops that wrote an op's half operands.
+
+    There are none where autocast cast an operand: then the op is half precision by autocast's policy.
+    """
     site = graph.site(seq)
     if site.cast:
         return [edge.from_seq for edge in graph.inputs[seq]] if not _is_half(site) else []
@@ -174,7 +177,7 @@ def _rewritten(lines: Sequence[CodeLine], dtype: str) -> Iterator[str]:
 
 
 def in_words(explicit: ExplicitHalf) -> str:
-    """Where a failed op has its half precision from, with a space before it; empty where autocast is the reason."""
+    """States why a failed op runs in half precision, with a space before it; empty where autocast is the reason."""
     if explicit.conversions:
         place, code = explicit.conversions[0].place, explicit.conversions[0].code
         said = "The op runs in half precision because" if explicit.from_conversion else "Whatever autocast does,"

@@ -272,7 +272,7 @@ _OF_OPTIMIZERS: dict[str, FormText] = {
 
 
 def _number(value: float | None) -> str:
-    """As code writes it: a bound next to 1 is not 1."""
+    """Returns a number as code writes it: a bound next to 1 is not written as 1."""
     return f"{value:.12g}" if value is not None else ""
 
 
@@ -359,7 +359,7 @@ def remedies(tried: Sequence[Tried]) -> Iterator[Remedy]:
 
 
 def _each_once(groups: Iterable[_Group], tried: Sequence[Tried]) -> list[_Group]:
-    """Of one form that cures with several loss scales, that with the largest alone: a scaler finds smaller ones."""
+    """Keeps, of a form that cures with several loss scales, the largest scale alone: a scaler finds smaller ones."""
     cures: dict[str, list[_Group]] = {}
     told: list[_Group] = []
     for found in groups:
@@ -384,7 +384,7 @@ def with_scale(form: Tried, tried: Sequence[Tried]) -> str:
 
 
 def in_words(form: FormTried) -> str:
-    """What a replay did, after ``with``: ``the operand of log bounded from below by 6.104e-05``."""
+    """States what a replay did, to come after ``with``: ``the operand of log bounded from below by 6.104e-05``."""
     beside = f"{_text(form.beside).tried(form.beside)} and " if form.beside is not None else ""
     return beside + _text(form).tried(form)
 
@@ -400,7 +400,7 @@ def is_of_growth(tried: Tried) -> bool:
 
 
 def cost(tried: Sequence[Tried]) -> Cost | None:
-    """What one change costs, by the first of its replays in which that was measured; None where it was in none."""
+    """Returns the cost of one change, by the first of its replays that measured it; None where none did."""
     time = next((each.extra_time for each in tried if each.extra_time is not None), None)
     memory = next((each.extra_bytes for each in tried if each.extra_bytes is not None), None)
     return Cost(time=time, bytes=memory) if time is not None or memory is not None else None

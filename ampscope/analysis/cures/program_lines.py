@@ -12,7 +12,7 @@ from ampscope.trace.schema import Table
 
 
 class Program(NamedTuple):
-    """What is known of a program around its model."""
+    """Holds the lines of a program around its model, as far as they are known."""
 
     watched_at: SourceLine | None = None  #: the line that calls ``watch``; None where it was not recorded
     called_from: tuple[SourceLine, ...] = ()  #: the lines that call the models

@@ -48,7 +48,7 @@ _ENDED = "another form has cured the step before its turn came"
 
 
 def beside(advice: Sequence[Remedy], proved: Sequence[Remedy]) -> Iterator[Remedy]:
-    """What of the advice for a cause no replay has tried.
+    """Yields the advice for a cause that no replay has tried.
 
     Args:
         advice: All of it.
@@ -102,9 +102,9 @@ _OF_SMALL_VALUES = (Cause.FP16_UNDERFLOW, Cause.STAGNATION)
 def remedies_tried(
     cause: Cause, tried: Sequence[Tried], explicit: ExplicitHalf = _NOTHING, program: Program = _UNKNOWN
 ) -> tuple[Remedy, ...]:
-    """What was tried, as advice: what cured the step first, and of that what changes least; then what did not help.
+    """Returns what replays have tried, as advice: first the changes that cured the step, then those that did not help.
 
-    What changes values that were good comes after all else that cured.
+    Among those that cured, changes of values that were good come last, and else what changes least comes first.
 
     Each remedy says all that its replay did otherwise: what the code asks for by itself is out of autocast's reach.
 
@@ -131,7 +131,7 @@ def remedies_tried(
 
 
 def _once_more(cause: Cause, tried: Sequence[Tried]) -> Iterator[Remedy]:
-    """Of a failure that did not come again, the step itself once more: its calls gave the same finite values twice."""
+    """Yields the advice to take a step again that failed once, and twice gave the same finite values when run again."""
     again = [each for each in tried if each.change == Change.NONE]
     if cause is Cause.HARDWARE_TRANSIENT and again:
         yield Remedy(
@@ -209,7 +209,7 @@ def _is_inside(name: str, modules: Sequence[str]) -> bool:
 
 
 def _locally(tried: Sequence[Tried]) -> list[Tried]:
-    """What cured the step with some modules in float32, and not the whole model."""
+    """Returns the replays that cured the step with some modules in float32, and not the whole model."""
     return [each for each in came_out(tried, Change.MODULES_FP32, Trial.FINITE) if "" not in each.modules]
 
 

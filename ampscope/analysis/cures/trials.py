@@ -121,7 +121,7 @@ def _value(tried: Tried, op: str) -> str:
 
 
 def _missed(tried: Tried, all_tried: Sequence[Tried]) -> str:
-    """That a part in float32 does not give what float32 does."""
+    """Says that a replay with a part in float32 has another loss than float32 altogether; empty where it has not."""
     loss = misses_float32(tried, all_tried)
     if loss is None:
         return ""
@@ -166,7 +166,7 @@ _REACH = 50
 
 
 def of_run(run: Run, rank: int) -> dict[tuple[int, int], tuple[Tried, ...]]:
-    """What was tried on each incident, by step and optimizer."""
+    """Returns the changes that replays have tried on each incident, by step and optimizer."""
     found: dict[tuple[int, int], tuple[Tried, ...]] = {}
     for row in run.rows(Table.REPLAYS, rank=rank):
         key = (row.step, row.optimizer)
@@ -192,7 +192,7 @@ def of_run(run: Run, rank: int) -> dict[tuple[int, int], tuple[Tried, ...]]:
 
 
 def of_growing_loss(tried: Mapping[tuple[int, int], tuple[Tried, ...]], step: int, optimizer: int) -> tuple[Tried, ...]:
-    """What was tried on the latest step before one, whose loss had just grown by far; nothing where none was seen.
+    """Returns what was tried on the latest step before one whose loss had just grown by far; nothing where none was.
 
     Args:
         tried: What was tried, by step and optimizer.

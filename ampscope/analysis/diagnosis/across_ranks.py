@@ -59,7 +59,7 @@ class _Examiners:
         self._examined = 0
 
     def of_step(self, bad: BadStep) -> Iterator[tuple[Sighting, list[Examined]]]:
-        """What was seen at one step, rank by rank; very many like ones are summed up from a few."""
+        """Yields each rank's incidents at one bad step; very many like ones are summed up from a few."""
         alike: dict[tuple[int, str, int, int | None], int] = {}
         for one in bad.origins:
             symptom = (one.optimizer, one.trigger, one.symptom, bad.since)
@@ -79,7 +79,7 @@ class _Examiners:
                 yield one, found
 
     def not_from_here(self, seen: Sighting, why: str) -> Examined:
-        """What was seen but began on no rank of which anything is known."""
+        """Returns the incident of a bad step that began on no rank of which anything is known."""
         return self._of_rank(seen.rank).not_from_here(seen, why)
 
     def _of_rank(self, rank: int) -> Examiner:
@@ -102,7 +102,7 @@ def _of_step(bad: BadStep, examiners: _Examiners, world: World) -> Iterator[Exam
 
 
 def _followed(examined: Examined, since: int | None, first: Incident | None) -> Examined:
-    """What was found at a step before which the weights were bad already: no origin, unless it names an op of its own.
+    """Turns an incident after weights went bad into a consequence of that, unless it names an op of its own.
 
     Args:
         examined: What was found.

@@ -190,7 +190,7 @@ class Context:
         return run if calibrates else None
 
     def cause_without_origin(self, row: IncidentRow, tried: Sequence[Tried] = ()) -> Cause:
-        """What can be said of a step of which no trace shows an origin.
+        """Returns the cause of a bad step of which no trace shows an origin, as far as one can be told.
 
         A skip that could not be run again is harmless where a smaller scale was all that the next steps took.
         """
@@ -218,7 +218,7 @@ def why_unknown(row: IncidentRow) -> str:
 
 
 def _of_one_time(row: IncidentRow, found: Recognised, tried: Sequence[Tried], twice: SecondRun | None) -> Recognised:
-    """What can be said of a failure that did not come again: replays run compiled code eagerly.
+    """Judges a failure that did not come again; replays run compiled code eagerly.
 
     The device is at fault only where all was the same to the last bit but what became of one op's result.
     """

@@ -251,7 +251,7 @@ def run_info(run: Run, world: World, history: Mapping[int, History]) -> RunInfo:
 
 
 def _primary(incidents: Sequence[Incident], mistakes: Sequence[Finding]) -> Incident | Finding | None:
-    """What to tell first: errors before warnings, what happened before what will, then the earliest.
+    """Picks the entry to tell first: errors before warnings, what happened before what will, then the earliest.
 
     A mistake comes before the failure that it leads to.
 

@@ -43,7 +43,7 @@ class Examined(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes two incidents one."""
+        """The key by which two incidents count as one."""
         incident = self.incident
         if incident.cause.is_benign:
             return (incident.cause,)

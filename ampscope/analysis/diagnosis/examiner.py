@@ -62,12 +62,12 @@ class Examiner:
         self._half_weights = half_weights(run, rank)
 
     def examined(self, seen: Sighting) -> list[Examined]:
-        """What was seen, by its origin; where the step had several, by each, the one that matters most first."""
+        """Returns the incidents of a sighting, one for each origin of its step, the one that matters most first."""
         row = self._row(seen)
         return self._examine(row) if seen.recorded else [self._without_origin(row)]
 
     def not_from_here(self, seen: Sighting, why: str) -> Examined:
-        """What was seen but did not begin on this rank, and on no other of which anything is known.
+        """Returns the incident of a sighting that began neither on this rank nor on another of which anything is known.
 
         Args:
             seen: What was seen.
@@ -207,7 +207,7 @@ class Examiner:
         return Examined(replace(incident, severity=CATALOGUE[cause].severity, cause=cause, explanation=text))
 
     def _without_origin(self, row: IncidentRow, cause: Cause | None = None, why: str = "") -> Examined:
-        """What can be said when no trace of the step shows an origin."""
+        """Returns the incident of a step of which no trace shows an origin."""
         cause = cause or self._context.cause_without_origin(row, self._tried.get((row.step, row.optimizer), ()))
         why = why or why_unknown(row)
         lost = details(row.evidence).get("reduction")
@@ -294,6 +294,6 @@ def _unreported_row(step: int, optimizer: int, loss: float | None) -> IncidentRo
 
 
 def _rows_of(row: IncidentRow, name: str) -> tuple[int, ...]:
-    """Which rows of an input were bad; none where capture did not look."""
+    """Returns the rows of an input that were bad; none where capture did not look."""
     rows = details(row.evidence).get("rows")
     return tuple(rows.get(name, ())) if isinstance(rows, dict) else ()

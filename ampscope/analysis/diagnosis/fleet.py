@@ -48,7 +48,7 @@ class KnownVerdicts(Protocol):
 
 
 def verdicts(runs: Sequence[Path], known: KnownVerdicts | None = None) -> dict[Path, RunVerdict]:
-    """What the diagnosis of each run says.
+    """Returns the verdict of the diagnosis of each run.
 
     Args:
         runs: Their folders.
@@ -64,7 +64,7 @@ def verdicts(runs: Sequence[Path], known: KnownVerdicts | None = None) -> dict[P
 
 
 def verdict_of(run: Path) -> RunVerdict:
-    """What the diagnosis of a run says; one that cannot be read says why."""
+    """Returns the verdict of a run's diagnosis; that of a run that cannot be read says why."""
     try:
         found = diagnose(run)
     except AmpscopeError as error:
@@ -116,7 +116,7 @@ _READERS = 8
 
 
 class Diagnosed(StrEnum):
-    """Which runs are diagnosed, of which each takes a good part of a second unless its verdict is known."""
+    """Selects the runs that are diagnosed: each takes a good part of a second unless its verdict is known."""
 
     NONE = "none"
     RECORDED = "recorded"  #: those that recorded an incident or a finding
@@ -131,7 +131,7 @@ def fleet(
     known: KnownVerdicts | None = None,
     engine: Chosen = "duckdb",
 ) -> Fleet:
-    """What is told of all these runs together. One that cannot be read is named, and left out.
+    """Returns the results over all these runs together; a run that cannot be read is named, and left out.
 
     Args:
         runs: Their folders, as `ampscope.trace.fleet.runs_below` finds them.

@@ -1,4 +1,4 @@
-"""What is told of a fleet. Times are unix times in seconds."""
+"""The types of the results over a fleet of runs. Times are unix times in seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ToldCause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """What the diagnosis of a run said."""
+    """Holds the verdict of the diagnosis of one run."""
 
     verdict: str  #: a `Verdict`; ``unreadable`` where it failed
     primary: Cause | None = None  #: of what it tells first
@@ -102,12 +102,12 @@ class Change:
 
     @property
     def share(self) -> float:
-        """Of the runs in the window."""
+        """The share of the runs in the window in which it occurred."""
         return self.hit / self.runs if self.runs else 0.0
 
     @property
     def share_before(self) -> float:
-        """Of the runs in the window before."""
+        """The share of the runs in the window before in which it occurred."""
         return self.hit_before / self.runs_before if self.runs_before else 0.0
 
 

@@ -53,7 +53,7 @@ def step_sums(tables: FleetTables) -> list[StepSums]:
 
 
 def lost_steps(sums: Iterable[StepSums], manifests: Mapping[Path, Manifest]) -> Lost:
-    """What was skipped, and what that cost.
+    """Counts the skipped optimizer steps of a fleet, and what they cost.
 
     Where some ranks of a job did not record, those that did stand for them.
 

@@ -23,7 +23,7 @@ JSON_SCHEMA = 1
 
 
 class Limit(StrEnum):
-    """What is checked."""
+    """Names the properties of a run that the gate checks."""
 
     VERDICT = "verdict"  #: nothing is wrong with the run
     MAX_SKIPPED = "max_skipped"  #: the share of optimizer steps that a scaler skipped
@@ -67,7 +67,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headrooms:
-    """What was measured of a run; places whose values carry a loss scale are the scaler's own affair."""
+    """Holds the measured headroom of a run; places whose values carry a loss scale are the scaler's own affair."""
 
     overflowed: tuple[RangeRow, ...]  #: places that gave infinities of finite numbers, and not on purpose
     closest: RangeRow | None  #: of all that can grow; null where nothing was measured
@@ -96,7 +96,7 @@ def headrooms(run: Run) -> Headrooms:
 
 
 def new_overflows(now: Iterable[RangeRow], before: Iterable[RangeRow]) -> Iterator[RangeRow]:
-    """Those of ``now`` that ``before`` does not have.
+    """Yields the places of ``now`` that ``before`` does not have.
 
     Lines of a program move from commit to commit, so a place is known by all but its line's number; where several lines
     are alike in that, as many are new as have been added, those with other code first.
@@ -164,7 +164,7 @@ class _Skipped(NamedTuple):
 
 @dataclass(eq=False)
 class _Measured:
-    """What is known of one run, found when a limit asks for it."""
+    """Holds what is known of one run; each part is found when a limit asks for it."""
 
     run: Run
 

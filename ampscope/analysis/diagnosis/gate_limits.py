@@ -1,4 +1,4 @@
-"""What a run has to keep: light to import, for pytest reads it before a test runs."""
+"""The limits that a run has to keep: light to import, for pytest reads them before a test runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ampscope.errors import AmpscopeError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a run has to keep; what is None is not checked."""
+    """Holds the limits that a run has to keep; one that is None is not checked."""
 
     strict: bool = False  #: whether a run at risk fails as well
     max_skipped: float | None = None  #: share, 0 to 1; without the steps in which a scale first finds its place

@@ -1,4 +1,4 @@
-"""What has not happened yet, and will if it goes on: warnings before the fact."""
+"""Warnings of failures that have not happened yet, and will if the run goes on as it does."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ _HALF = FINFO["float16"]
 
 @dataclass(frozen=True, slots=True)
 class _Spread:
-    """Where the non-zero values of all float16 gradients of a step lie, loss scale included."""
+    """Describes the spread of the non-zero values of all float16 gradients of a step, loss scale included."""
 
     counts: dict[int, int]  #: by exponent
     largest: float
@@ -142,12 +142,12 @@ class _Spread:
 
     @property
     def share(self) -> float:
-        """Subnormal ones among them."""
+        """The share of subnormal values among the non-zero ones."""
         return self.subnormal / max(1, sum(self.counts.values()))
 
     @property
     def zero_share(self) -> float:
-        """Zeros among all values; what was flushed is not among the others any more."""
+        """The share of zeros among all values; flushed ones count among the zeros alone."""
         return self.zeros / max(1, self.zeros + sum(self.counts.values()))
 
     @property
@@ -252,7 +252,7 @@ _HAPPENED = frozenset({Cause.FP16_OVERFLOW, Cause.DIVERGENCE})
 
 
 def risks(run: Run, sites: Sites, history: Mapping[int, History], failures: Iterable[Incident]) -> list[Incident]:
-    """What has not happened yet and was measured to be on its way, as warnings.
+    """Returns warnings of failures that have not happened yet, and were measured to be on their way.
 
     Args:
         run: The run.

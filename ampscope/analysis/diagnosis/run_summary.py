@@ -108,7 +108,7 @@ def _checked(run: RunInfo, checked: Checked) -> str:
 
 
 def what_happened(primary: Incident | Finding) -> str:
-    """What is seen of it, as a sentence without the place and the reason: those are said where they belong."""
+    """States an incident or finding in a sentence, without place and reason: those are said where they belong."""
     if isinstance(primary, Finding):
         return f"{item_in_words(primary)[:1].upper()}{item_in_words(primary)[1:]}."
     if primary.cause.is_ahead:
@@ -143,7 +143,7 @@ _EFFECTS: dict[str, str] = {
 
 
 def _at_risk_in(warning: Incident) -> str:
-    """Where what may happen would happen, in a sentence."""
+    """States in a sentence where a failure that is warned of would happen."""
     where = " ".join(filter(None, (f"module {warning.module}" if warning.module else "", _at(warning.source).strip())))
     return f" It is in {where}." if warning.module else f" It is {where}." if where else ""
 
@@ -258,7 +258,7 @@ def _ended_early(run: Run, rank: int, steps: int) -> str:
 
 
 def _whose(text: str) -> str:
-    """Whose fault it was that a part switched itself off, and what to do."""
+    """Says whose fault it was that a part switched itself off, and what to do."""
     return _OF_DEVICE if DEVICE_FAILED in text else _FAULT
 
 

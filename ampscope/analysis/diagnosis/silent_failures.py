@@ -87,7 +87,7 @@ _CAST, _GRID = "aten._to_copy.default", "aten.arange.start_step"
 
 
 class LostGradient(NamedTuple):
-    """Where a step lost its gradients, and why."""
+    """Holds the origin and the cause of gradients that a step lost."""
 
     graph: StepGraph
     origin: Origin
@@ -154,7 +154,7 @@ def information_lost(graph: StepGraph, row: IncidentRow) -> list[tuple[Origin, R
 
 
 def as_cast_before(row: IncidentRow, seq: int, examined: Examined) -> Examined:
-    """What is known of a cast that the loop made before its step, in the place of what came in."""
+    """Names a cast that the loop made before its step as the origin, in the place of the value that came in."""
     cast = _by_number(row, "cast_before").get(seq)
     if cast is None:
         return examined
@@ -188,7 +188,7 @@ def silent_failures(
     lost: bool = False,
     held: frozenset[str] = frozenset(),
 ) -> list[Incident]:
-    """What keeps a run from learning although every value in it is finite, as incidents.
+    """Returns incidents that keep a run from learning although every value in it is finite.
 
     Args:
         run: The run.
@@ -221,7 +221,7 @@ def _lost_updates(run: Run, sites: Sites, history: Mapping[int, History], held: 
 
 
 def _readings(run: Run, rank: int) -> dict[int, list[_Reading]]:
-    """Of each optimizer, the share of half-precision elements that a step left unchanged, in order of steps."""
+    """Returns by optimizer, in order of steps, the share of half-precision elements that a step left unchanged."""
     params = collect(rank_table(run, Table.PARAMS, rank).select("param", "name", "numel", "dtype"))
     called = {row["param"]: row["name"] for row in params}
     size = {row["param"]: row["numel"] for row in params}

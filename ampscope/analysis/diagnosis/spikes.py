@@ -70,7 +70,7 @@ def compared(run: Run, sites: Sites, step: int, optimizer: int) -> Compared | No
 
 
 def since(history: History, step: int, graphs: Compared | None) -> Since:
-    """What is otherwise than in the step before, and than in a good step that was traced.
+    """Finds what is otherwise than in the step before, and than in a good step that was traced.
 
     Args:
         history: The steps of the optimizer.
@@ -98,7 +98,7 @@ def _dtypes(graph: StepGraph) -> dict[_Key, str]:
 
 
 def _moved(values: FloatArray, place: int) -> tuple[float, float] | None:
-    """What a number had been and what it was; None where it was nearly the same, or is not known."""
+    """Returns a number's value before and now; None where it was nearly the same, or is not known."""
     before, now = (float(each) for each in values[place - 1 : place + 1]) if place > 0 else (1.0, 1.0)
     return (before, now) if abs(now - before) > MOVED * abs(before) else None
 
@@ -112,7 +112,7 @@ def _rows(graph: StepGraph) -> int | None:
 
 
 def risen(graphs: Compared, history: History | None) -> Risen | None:
-    """Where the values of a step, which was run again, first rose above those of a good one.
+    """Finds where the values of a step, which was run again, first rose above those of a good one.
 
     Args:
         graphs: Both.
@@ -214,7 +214,7 @@ def _after(incident: Incident, marked: Sequence[Incident]) -> Incident:
 
 
 def _seen(step: int, said: dict[str, Any]) -> Spiked | None:
-    """What was taken down of a spike; None where a damaged trace holds something else."""
+    """Reads what was recorded of a spike; None where a damaged trace holds something else."""
     try:
         rows = said.get("rows") or {}
         return Spiked(
@@ -233,7 +233,7 @@ def _seen(step: int, said: dict[str, Any]) -> Spiked | None:
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
-    """What the rest of a run says of a spike."""
+    """Judges a spike by the rest of its run."""
 
     run: Run
     sites: Sites

@@ -1,4 +1,4 @@
-"""What outlives a step: incidents of state that turned bad, and who wrote what a step found so."""
+"""Incidents of state that outlives a step and turned bad, and of who wrote the state that a step found so."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CAUSES: dict[str, Cause] = {
 
 
 def state_found(row: IncidentRow) -> TurnedBad | None:
-    """What of the state was found bad, the worst first told; None for an incident that is none of the state's."""
+    """Returns the worst of the state tensors found bad, with a count of the others; None where there are none."""
     found = details(row.evidence).get("state")
     tensors = [_turned(each) for each in found if isinstance(each, dict)] if isinstance(found, list) else []
     known = [each for each in tensors if each.kind in _CAUSES]
@@ -210,7 +210,10 @@ def _is_buffer(site: SiteRow, name: str) -> bool:
 
 
 def examined_held(row: IncidentRow, rank: int) -> Examined:
-    """What was held where it was, the one that lost most beside its spacing first."""
+    """Returns the incident of weights or optimizer state held in place by rounding.
+
+    The one that lost most beside the spacing of its dtype is told.
+    """
     evidence = details(row.evidence)
     found = evidence.get("held")
     known = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
@@ -237,7 +240,7 @@ def examined_held(row: IncidentRow, rank: int) -> Examined:
 
 
 def _lost(found: dict[str, Any]) -> float:
-    """What it lost, in spacings of its dtype."""
+    """Returns how far a tensor is from where it should be, in spacings of its dtype."""
     return float(found.get("off_by") or 0.0) / (float(found.get("spacing") or 0.0) or 1.0)
 
 
@@ -313,7 +316,7 @@ def _read_by(wrote: Examined, reader: Incident | None) -> Incident:
 
 
 def as_write(row: IncidentRow, examined: Examined) -> Examined:
-    """What is known of a write that left a carried tensor not finite, as far as it was not traced, too."""
+    """Adds to an incident what is known of a write that left a carried tensor not finite, traced or not."""
     known = details(row.evidence)
     if row.trigger != Trigger.NONFINITE_CARRIED or "carried" not in known:
         return examined

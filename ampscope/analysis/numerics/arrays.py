@@ -41,11 +41,11 @@ class Columns:
         return values
 
     def known(self, name: str) -> BoolArray:
-        """Where a column is not null."""
+        """Returns a mask of the rows in which a column is not null."""
         return ~np.ma.getmaskarray(self.arrays[name])
 
     def bad(self, name: str) -> BoolArray:
-        """Where a number is known and not finite."""
+        """Returns a mask of the rows in which a number is known and not finite."""
         wrong: BoolArray = self.known(name) & ~np.isfinite(self.floats(name))
         return wrong
 

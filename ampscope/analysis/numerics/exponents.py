@@ -52,22 +52,22 @@ class Exponents:
 
     @cached_property
     def values(self) -> FloatArray:
-        """Of each row, how many values are not zero."""
+        """The number of values that are not zero, by row."""
         return self._by_row(self.count)
 
     @cached_property
     def mass(self) -> FloatArray:
-        """Of each row, the sum of the magnitudes."""
+        """The sum of the magnitudes, by row."""
         return np.where(self._is_whole, np.nansum(self.top, 1), self._by_row(self.bin_mass))
 
     @cached_property
     def _is_whole(self) -> BoolArray:
-        """Of each row, whether its largest magnitudes are all that it has: no histogram need say what they weigh."""
+        """Whether a row's largest magnitudes are all that it has: then no histogram need say what they weigh."""
         found: BoolArray = (~np.isnan(self.top)).sum(1) >= self.values
         return found
 
     def below(self, limits: FloatArray, *, inclusive: bool = False) -> tuple[FloatArray, FloatArray]:
-        """Of each row, how many values lie below a limit, and their mass.
+        """Returns how many values lie below a limit, and their mass, by row.
 
         Args:
             limits: One a row, above zero.
@@ -85,7 +85,7 @@ class Exponents:
     def _beside_the_top(
         self, limits: FloatArray, counts: FloatArray, masses: FloatArray, *, inclusive: bool
     ) -> tuple[FloatArray, FloatArray]:
-        """What lies below limits, exactly where these lie among the largest magnitudes that are known one by one."""
+        """Makes counts and masses below limits exact, where limits lie among the known largest magnitudes."""
         limit = limits[:, None]
         above = self.top > limit if inclusive else self.top >= limit
         known = ~np.isnan(self.top).all(1) & ~above[:, -1]
@@ -97,7 +97,7 @@ class Exponents:
         )
 
     def above_in_bins(self, factor: float) -> FloatArray:
-        """Of each bin, how many values are more than ``factor`` times its least magnitude, between 1 and 2."""
+        """Returns how many values of each bin are more than ``factor`` (between 1 and 2) times its least magnitude."""
         left, width = self._edges
         part = np.clip((self.exponent + np.log2(factor) - left) / width, 0.0, 1.0)
         return np.maximum(self.count - self._so_far(part, slice(None)), 0.0)
@@ -106,7 +106,7 @@ class Exponents:
         return np.bincount(self.row, of_bins, self.rows).astype(np.float64, copy=False)
 
     def _on_grid(self, limits: FloatArray, inclusive: bool) -> FloatArray:
-        """Where the cells begin whose values are no longer below: a bin counts a value where its cell begins."""
+        """Returns the start of the first cell that is not below a limit: a bin counts a value where its cell begins."""
         cell = self._cell(limits)
         steps = limits / cell
         found: FloatArray = cell * (np.floor(steps) + 1 if inclusive else np.maximum(np.ceil(steps), 1))
@@ -130,7 +130,7 @@ class Exponents:
 
     @cached_property
     def _edges(self) -> tuple[FloatArray, FloatArray]:
-        """Of each bin, the logarithm at which it begins, and its width."""
+        """The logarithm at which each bin begins, and its width."""
         left, right = self.exponent.astype(float), self.exponent + 1.0
         low, high = np.log2(self.low)[self.row], np.log2(self.high + self._cell(self.high))[self.row]
         left = np.where(self._is_first, np.clip(low, left, right), left)
@@ -139,7 +139,7 @@ class Exponents:
 
     @cached_property
     def _slopes(self) -> tuple[FloatArray, FloatArray]:
-        """Of each bin, how densely values lie where it begins and where it ends, a unit of the logarithm."""
+        """The density of values where each bin begins and where it ends, per unit of the logarithm."""
         width = self._edges[1]
         own = self.count / width
         between = np.zeros(max(own.size - 1, 0))
@@ -181,7 +181,7 @@ class Exponents:
 
     @cached_property
     def bin_mass(self) -> FloatArray:
-        """Of each bin, the sum of the magnitudes."""
+        """The sum of the magnitudes in each bin."""
         whole = self._mass_to(np.ones_like(self.count), slice(None))
         last = self._is_last & (self.count > 0)
         ends, high = self.count[last], self.high[self.row[last]]

@@ -64,7 +64,10 @@ class NumberFormat:
 
     @property
     def overflow(self) -> float:
-        """What lies above overflows, and where `tie_fits` is not set, this too: half a spacing above the largest."""
+        """The magnitude above which numbers overflow, half a spacing above the largest.
+
+        A number of just this magnitude overflows too, unless `tie_fits` is set.
+        """
         top = next(power for power in range(1100) if 2.0**power > self.largest) - 1
         return self.largest + 2.0 ** (top - self.mantissa_bits - 1)
 
@@ -75,7 +78,10 @@ class NumberFormat:
 
     @property
     def subnormal(self) -> float:
-        """What lies below, and is not flushed, becomes subnormal; this itself, a tie, is rounded up to a normal."""
+        """The magnitude below which numbers that are not flushed become subnormal.
+
+        A number of just this magnitude, a tie, is rounded up to a normal one.
+        """
         return 2.0**self.normal - 2.0 ** (self.lowest - 1)
 
 

@@ -51,7 +51,7 @@ def numel(shape: str) -> int:
 
 
 def not_zero(op: str, tensors: int) -> slice:
-    """Which of an op's operands it divides by, or takes the logarithm, root or reciprocal of.
+    """Returns the operands that an op divides by, or takes the logarithm, root or reciprocal of, as a slice.
 
     Args:
         op: Its whole name.

@@ -102,11 +102,11 @@ class StepGraph(Graph):
         return min((edge.seq for edge in self.readers[seq]), default=None)
 
     def operands(self, seq: int) -> tuple[Operand, ...]:
-        """What an op read, in order."""
+        """Returns the operands that an op read, in order."""
         return tuple(self._operand(edge) for edge in sorted(self.inputs[seq], key=lambda edge: edge.arg))
 
     def results(self, seq: int) -> tuple[Operand, ...]:
-        """What an op wrote."""
+        """Returns the results that an op wrote."""
         return tuple(self._result(row) for row in self.outputs[seq])
 
     def _result(self, row: OpRow) -> Operand:
@@ -289,7 +289,7 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closeup:
-    """What lies around an incident; empty where no trace of its step is left."""
+    """Holds the surroundings of an incident; empty where no trace of its step is left."""
 
     operands: tuple[Neighbour, ...] = ()  #: who gave the origin its operands, in their order
     operand_count: int = 0  #: all of them, shown or not

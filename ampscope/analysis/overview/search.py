@@ -1,4 +1,4 @@
-"""What of a run has the words that someone looks for: modules, lines, ops, steps, each with where it is to be seen."""
+"""The search for words in a run: modules, lines, ops and steps, each with where it is to be seen."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def attempt(run: Run, step: int, *, optimizer: int | None = None, rank: int | No
 
 
 def _traced(rank: int, row: StepRow) -> TracedStep | None:
-    """Where its ops are, as far as the step itself tells."""
+    """Returns the traced execution that holds a step's ops, as far as the step itself tells."""
     return TracedStep(rank=rank, step=row.step, source=row.traced, rows=0) if row.traced else None
 
 
@@ -63,7 +63,7 @@ MOST = 6
 
 
 class HitKind(StrEnum):
-    """What a hit is, in the order in which they are told."""
+    """Names the kinds of hits, in the order in which they are told."""
 
     STEP = "step"
     MODULE = "module"
@@ -102,7 +102,9 @@ _TOLD: dict[HitKind, _Told] = {
 
 
 def search(run: Run, text: str, *, rank: int | None = None) -> tuple[Hits, ...]:
-    """What has every word of ``text``, whatever the case; a module also where an op in it has. Nothing for no words.
+    """Returns the modules, lines, ops and steps that have every word of ``text``, whatever the case.
+
+    A module is found also where an op in it has the words. For no words nothing is found.
 
     Args:
         run: The run.
@@ -154,7 +156,10 @@ def _distance(name: str, words: list[str]) -> tuple[bool, bool, bool, int, str]:
 
 
 def _first_ops(run: Run, rank: int, sites: set[int]) -> dict[int, tuple[int, str, int]]:
-    """Of each site step, execution and number of its first op in the newest traced step, else in the last it ran in."""
+    """Returns for each site the step, execution and number of its first op.
+
+    The step is the newest traced one; for sites that did not run there it is the last in which they ran.
+    """
     if not sites:
         return {}
     first = nw.col("seq").min().alias("seq")

@@ -1,1 +1,1 @@
-"""What precision each op ran in, and why."""
+"""The precision that each op ran in, and why."""

@@ -28,7 +28,7 @@ _GRAVITY = (Loss.CANCELS, Loss.COARSE, Loss.ROUNDS, Loss.NOTHING)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLoss:
-    """What a module lost in the step, without the modules inside it."""
+    """Describes the rounding loss of a module in the step, without the modules inside it."""
 
     module: str  #: empty for the model itself; ``(loss)`` for the code outside every module, with its backward, and
     #: ``(backward)`` for what backward does for none
@@ -109,12 +109,12 @@ _OUTSIDE = {
 
 
 def unavailable(reason: str) -> str:
-    """Of an audit that could not be made."""
+    """States why a step could not be audited."""
     return f"The step could not be audited: {reason}."
 
 
 def sentence(layers: Sequence[LayerLoss], before: Sequence[str], coarsest: str, measured: int, unknown: int) -> str:
-    """Which layer loses most, and how.
+    """States which layer loses most to rounding, and how.
 
     Args:
         layers: Those that lost most first.
@@ -140,7 +140,7 @@ def sentence(layers: Sequence[LayerLoss], before: Sequence[str], coarsest: str, 
 
 
 def code(layers: Sequence[LayerLoss], before: Sequence[str]) -> str:
-    """What keeps the layer that loses most in float32, and those whose results it takes apart."""
+    """Returns code that keeps in float32 the layer that loses most, and those whose results cancel in it."""
     if not layers or layers[0].kind not in GRAVE:
         return ""
     names = [name for name in dict.fromkeys([layers[0].module, *before]) if name not in _OUTSIDE]
@@ -232,7 +232,7 @@ class Audit(NotebookRepr):
 
 
 def audit(run: Run, *, step: int | None = None, rank: int | None = None) -> Audit | None:
-    """What an audit of a run found.
+    """Returns the results of one audit of a run.
 
     Args:
         run: The run.

@@ -84,7 +84,7 @@ def unit(dtypes: Iterable[str]) -> float:
 def op_losses(
     rows: Sequence[AuditOpRow], sites: Mapping[int, SiteRow], let_through: Callable[[int], float] = lambda _: 0.0
 ) -> tuple[OpLoss, ...]:
-    """What each op lost, most first.
+    """Returns the rounding loss of each op, the largest first.
 
     Args:
         rows: Of one audited step.

@@ -1,4 +1,4 @@
-"""What the ops of all traced steps ran in, and at which steps a module went over to another dtype."""
+"""The dtypes of the ops of all traced steps, and the steps at which a module went over to another dtype."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DtypeChange:
 
 
 def changes_between(was: Modules, now: Modules) -> Iterator[DtypeChange]:
-    """What went over from one dtype to another, by what both steps ran: one may have recorded less than the other.
+    """Yields changes of dtype between two steps, by the ops that ran in both: one may have recorded less.
 
     Args:
         was: What ran in the earlier step.
@@ -107,7 +107,7 @@ class PrecisionOverSteps(NotebookRepr):
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What ran in steps of one kind."""
+    """Counts the dtypes of the ops in steps of one kind, in all and by module."""
 
     ops: Counter[str]
     modules: Modules

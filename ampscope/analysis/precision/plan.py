@@ -64,7 +64,7 @@ _TF32 = "torch.backends.cuda.matmul.allow_tf32 = True\ntorch.backends.cudnn.allo
 
 
 def code_for(name: str, modules: Sequence[ModulePlan]) -> str:
-    """What lets a run compute in a format where its modules fit it; empty where none was measured, or does.
+    """Returns code that makes a run compute in a format where modules fit it; empty where none was measured, or does.
 
     Modules that were not measured are left as they are: torchao converts those alone that are known to fit, and
     `keep_fp32` gets those that are known not to.
@@ -103,7 +103,7 @@ _NODES = frozenset(Node)
 def amax_before(
     run: Run, rank: int, rows: Sequence[MeasuredRow], done: Sequence[Execution]
 ) -> tuple[FloatArray, BoolArray]:
-    """Of each row, the largest magnitude of its place in the recorded steps before, and whether there is any.
+    """Returns the largest magnitude of each row's place in the recorded steps before, and whether there is any.
 
     Where there is none, the row's own has to do, as in the first step of a training. Gradients are compared without the
     loss scale, which may have changed.

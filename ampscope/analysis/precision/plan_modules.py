@@ -27,7 +27,7 @@ NAMES = ("tf32", "bfloat16", "float16", *SCALED, *MX)
 
 
 class Fate(NamedTuple):
-    """Of each tensor, how many values, or how much of its mass, would be changed by more than rounding."""
+    """Counts the values of each tensor, or their mass, that more than rounding would change."""
 
     overflow: FloatArray
     lost: FloatArray  #: flushed to zero
@@ -36,7 +36,7 @@ class Fate(NamedTuple):
 
 
 def cast_fate(tensors: Exponents, into: NumberFormat, factors: FloatArray) -> tuple[Fate, Fate]:
-    """What a cast makes of values and of mass.
+    """Returns what a cast would change, by number of values and by mass.
 
     Args:
         tensors: The histograms.
@@ -102,12 +102,12 @@ class _Bins:
         return table
 
     def sums(self, table: FloatArray) -> FloatArray:
-        """Of each tensor, over its bins."""
+        """Returns the sum over the bins of each tensor."""
         found: FloatArray = table.sum(1)
         return found
 
     def _up_to(self, octaves: int) -> FloatArray:
-        """Of each bin, the share of elements that lie less than so many octaves above it."""
+        """Returns for each bin the share of elements that lie less than so many octaves above it."""
         total = np.cumsum(self.counts, 1) + self._zeros[:, None]
         shifted = np.empty(self._shape)
         end = max(self._shape[1] - octaves + 1, 0)
@@ -117,22 +117,25 @@ class _Bins:
         return found
 
     def beside(self, octaves: int) -> FloatArray:
-        """Of each bin, the values to be expected in a block with one that lies so many octaves above or more."""
+        """Returns how many values of each bin to expect in a block with one that lies so many octaves above or more."""
         found: FloatArray = self.counts * (1.0 - self._up_to(octaves) ** (BLOCK - 1))
         return found
 
     @property
     def alone(self) -> FloatArray:
-        """Of each bin, the chance of a value to have none above its bin in its block."""
+        """The chance of a value in each bin to have none above its bin in its block."""
         found: FloatArray = self._up_to(1) ** (BLOCK - 1)
         return found
 
     def above(self, factor: float) -> FloatArray:
-        """Of each bin, the values that are more than so many times its least magnitude."""
+        """Returns how many values of each bin are more than so many times its least magnitude."""
         return self._table(self._tensors.above_in_bins(factor))
 
     def most_beside(self, octaves: int) -> FloatArray:
-        """As `beside`, whatever lies where: each of the largest leads a block, and the smallest fill these."""
+        """Returns the most that `beside` may be, in whatever order values lie.
+
+        Then each of the largest values leads a block, and the smallest fill these blocks.
+        """
         least = np.ceil(self._numel / BLOCK)[:, None]
         larger = np.cumsum(self.counts[:, ::-1], 1)[:, ::-1]  # of each bin, itself and all above
         blocks = np.zeros(self._shape)
@@ -146,7 +149,7 @@ class _Bins:
 
     @property
     def mean(self) -> FloatArray:
-        """Of each bin, the mean magnitude; zero of an empty one."""
+        """The mean magnitude in each bin; zero in an empty one."""
         filled = self.counts > 0
         found: FloatArray = np.divide(
             self._table(self._tensors.bin_mass), self.counts, where=filled, out=np.zeros(self._shape)
@@ -161,7 +164,7 @@ _VALUES = frozenset({Phase.FORWARD, Phase.RECOMPUTE})
 
 @dataclass(frozen=True)
 class Members:
-    """Which tensor is of which module; one may be of several."""
+    """Says which tensor belongs to which module; one may belong to several."""
 
     modules: tuple[str, ...]
     types: tuple[str, ...]  #: class names
@@ -248,9 +251,10 @@ _WEIGHTS = frozenset({Node.PARAMETER, Node.BUFFER})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatLoss:
-    """What a format would do to a module; shares of all values, and of the mass of gradients; null where not measured.
+    """Describes a module's losses in a format, as shares of all values and of the mass of gradients.
 
-    It has many attributes because it is all that any view shows of a module in a format, and the JSON of it.
+    A share is null where it was not measured. The class has many attributes because it is all that any view shows of a
+    module in a format, and the JSON of it.
     """
 
     overflow_share: float | None = None
@@ -279,7 +283,7 @@ class ModulePlan:
 
 @dataclass(frozen=True)
 class InFormat:
-    """Of each row that was measured, what becomes of it; zeros where all of it is zero."""
+    """Describes what becomes of each measured row in a format; zeros where all of the row is zero."""
 
     counts: Fate
     masses: Fate
@@ -317,7 +321,7 @@ def module_plans(measured: Measured, of: Members, fates: Mapping[str, InFormat])
 
 
 def _overflowed(measured: Measured) -> FloatArray:
-    """Of each row, how many values overflowed in float16 as the run was."""
+    """Returns how many values of each row overflowed in float16 as the run was."""
 
     def count(row: MeasuredRow) -> int:
         near = row.dtype == "float16" and row.largest >= 2.0**_NEAR_TOP
@@ -327,7 +331,7 @@ def _overflowed(measured: Measured) -> FloatArray:
 
 
 def _computed(measured: Measured) -> FloatArray:
-    """Of each row, whether it was computed from a batch: a weight was not, and a cast may be of one."""
+    """Returns for each row whether it was computed from a batch: a weight was not, and a cast may be of one."""
     weights = [row.site.op in _WEIGHTS or row.site.cast != Cast.NONE for row in measured.rows]
     return np.array([not each for each in weights], np.float64)
 
@@ -363,7 +367,7 @@ class _Sums:
 
 
 def _losses(fate: InFormat, sums: _Sums, name: str) -> list[FormatLoss]:
-    """Of each module, the shares; not judged yet."""
+    """Returns the shares that each module loses; not judged yet."""
     of_values = [sums.values(each) for each in (fate.counts.overflow, fate.counts.lost, fate.counts.subnormal)]
     of_mass = [sums.gradients(each) for each in (fate.masses.overflow, fate.masses.lost, fate.masses.subnormal)]
     most = sums.values(fate.counts.most_lost)

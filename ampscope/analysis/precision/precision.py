@@ -1,4 +1,4 @@
-"""What precision each op of a traced step ran in: by module, by op, its casts, and fp32 work inside autocast."""
+"""The precision of each op of a traced step: by module, by op, its casts, and fp32 work inside autocast."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ampscope.trace.schema import ENTRY_NODES, UNMEASURED, Cast, SiteRow, Statis
 
 
 class Kind(StrEnum):
-    """What can be jumped to."""
+    """Names the kinds of ops that can be jumped to."""
 
     CAST = "cast"
     NEAR = "near"  #: within `ampscope.analysis.replay.recording.NEAR_BITS` of the dtype's limit
@@ -44,7 +44,7 @@ def find(seen: Recording, words: str) -> IntArray:
 
 
 def neighbourhood(places: IntArray, position: int, count: int) -> IntArray:
-    """Of the ascending ``places`` those nearest to ``position`` by rank, ``count`` on either side where there are."""
+    """Returns the ascending ``places`` nearest to ``position`` by rank, ``count`` on either side where there are."""
     middle = int(np.searchsorted(places, position))
     start = max(min(middle - count, len(places) - 2 * count - 1), 0)
     return places[start : start + 2 * count + 1]
@@ -75,7 +75,7 @@ MAX_NEIGHBOURS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Magnitudes:
-    """Where values lie against what their dtype holds; exponents of 2, None where not known."""
+    """Sets values against the range of their dtype; exponents of 2, None where not known."""
 
     smallest: float | None = None
     largest: float | None = None
@@ -193,7 +193,7 @@ def op_detail(seen: Recording, position: int) -> OpDetail:
 
 
 def with_histograms(run: Run, seen: Recording, position: int) -> tuple[Operand, ...]:
-    """What the op at ``position`` wrote, with exponent histograms where the trace holds them."""
+    """Returns the results of the op at ``position``, with exponent histograms where the trace holds them."""
     where = {"step": seen.traced.step, "source": seen.traced.source, "rank": seen.traced.rank}
     rows = run.rows(Table.OPS, seq=int(seen.seq[position]), **where)
     return tuple(_writes(seen, position, {row.out: row.statistics for row in rows}))

@@ -1,4 +1,4 @@
-"""Which op of one recording is which of another: by what they do and where, not by number, module by module.
+"""The ops of two recordings are paired by what they do and where, not by number, module by module.
 
 Modules may be renamed, inserted or run in another dtype.
 """
@@ -25,7 +25,7 @@ _MULTIPLIER = 0x9E3779B97F4A7C15
 
 
 def align(one: IntArray, other: IntArray) -> IntArray:
-    """Of each element of ``one`` the index of its counterpart in ``other``, -1 where it has none; ascending.
+    """Returns for each element of ``one`` the index of its counterpart in ``other``, -1 where it has none; ascending.
 
     What both begin and end with is taken as it is. In between, elements (or neighbourhoods of elements) that occur once
     in each are anchors, as in a patience diff; between two anchors the same again, and an exact longest common
@@ -131,7 +131,7 @@ def _neighbourhoods(values: IntArray, width: int) -> IntArray:
 
 
 def _once(one: IntArray, other: IntArray) -> list[tuple[int, int]]:
-    """Where values that occur once in each are, by place in ``one``."""
+    """Returns the places in both of values that occur once in each, by place in ``one``."""
     (mine, here), (theirs, there) = _unique(one), _unique(other)
     _, first, second = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
     return sorted(zip(here[first].tolist(), there[second].tolist(), strict=True))
@@ -171,7 +171,7 @@ class ModulePairs:
 
     @property
     def renamed(self) -> tuple[tuple[str, str], ...]:
-        """Those with another name in the other step."""
+        """The pairs of modules with another name in the other step."""
         return tuple((mine, theirs) for mine, theirs in self.theirs.items() if mine != theirs)
 
 
@@ -334,7 +334,7 @@ class OpPairs:
 
 
 def producers(seen: Recording) -> list[list[int]]:
-    """Of each op the positions of the ops that wrote its operands, by argument."""
+    """Returns for each op the positions of the ops that wrote its operands, by argument."""
     writers = np.searchsorted(seen.seq, seen.edges.ints("from_seq")).tolist()
     bounds = seen.first_edge.tolist()
     return [writers[start:stop] for start, stop in pairwise(bounds)]
@@ -375,7 +375,7 @@ class _Pairing:
         self._put(here[found >= 0], there[found[found >= 0]])
 
     def by_key(self, *, computing: bool) -> None:
-        """What is left, in whatever order: of ops that compute only what both have left as often."""
+        """Pairs the ops that are left, in whatever order; of ops that compute, only if both have as many left."""
         here = np.flatnonzero((self.theirs < 0) & (self.computing == computing))
         there = np.flatnonzero((self.mine < 0) & (self.other_computing == computing))
         first, second = _matched(self.keys[here], self.other_keys[there], alike=computing)
@@ -428,7 +428,7 @@ class _Side:
         self.partner = partner
 
     def before(self, at: int) -> int:
-        """What a cast reads; -1 where that is not known."""
+        """Returns the op whose result a cast reads; -1 where that is not known."""
         return self.writers[at][0] if self.writers[at] else -1
 
 
@@ -503,7 +503,7 @@ def _point(site: SiteRow, module: str, name: str) -> Hashable:
 
 
 def _is_of(seen: Recording, names: Iterable[str]) -> BoolArray:
-    """Which ops ran in one of these modules."""
+    """Returns a mask of the ops that ran in one of these modules."""
     known = frozenset(names)
     flags = np.array([name in known for name in seen.modules], np.bool_)
     return flags[seen.module] if len(seen) else np.empty(0, np.bool_)

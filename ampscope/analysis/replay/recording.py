@@ -19,7 +19,7 @@ from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Cast, EdgeRow, OpRow,
 
 
 def forward_of(sites: Sequence[SiteRow], site: IntArray, micro_batch: IntArray) -> IntArray:
-    """Of each op the position of the op of forward that it belongs to; -1 where it is none of backward.
+    """Returns for each op of backward the position of its op of forward; -1 for all others.
 
     A program point that ran several times is matched in reverse within a micro-batch: backward undoes the last
     execution first.
@@ -155,7 +155,7 @@ class Recording:
 
     @property
     def alarming(self) -> BoolArray:
-        """Where something is not finite that nobody wanted so."""
+        """A mask of the ops with something non-finite that nobody wanted so."""
         return self.nonfinite & ~self.intended
 
     @property
@@ -164,7 +164,7 @@ class Recording:
         return self.limit - self.largest
 
     def position(self, seq: int) -> int:
-        """Where the op with sequence number ``seq`` is, or else the last one before it."""
+        """Returns the position of the op with sequence number ``seq``, or else of the last one before it."""
         return max(int(np.searchsorted(self.seq, seq, side="right")) - 1, 0)
 
     def site_of(self, position: int) -> SiteRow:
@@ -331,12 +331,12 @@ def _key(seq: IntArray, out: IntArray) -> IntArray:
 
 
 def _bounds(ordered: IntArray, seq: IntArray) -> IntArray:
-    """Where the rows of each op begin in ``ordered``, and where the last ones end."""
+    """Returns where the rows of each op begin in ``ordered``, and where the last ones end."""
     return np.append(np.searchsorted(ordered, seq), len(ordered)).astype(np.int64)
 
 
 def _is_nan(rows: Columns, name: str) -> BoolArray:
-    """Where a NaN was measured, not where nothing was."""
+    """Returns a mask of the rows in which a NaN was measured, not of those in which nothing was."""
     return np.isnan(rows.floats(name)) & rows.known(name)
 
 

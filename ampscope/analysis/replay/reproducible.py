@@ -1,4 +1,4 @@
-"""Which kept operands show an incident: the op's call, as its replay made it."""
+"""The kept operands by which an incident can be shown: the op's call, as its replay made it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def reproducible(run: Run, diagnosis: Diagnosis, number: int | None = None) -> R
 
 
 def _kept_of(run: Run, incident: Incident) -> SavedOperands | None:
-    """What was kept of an incident's call, on its own rank or on one that failed as it did."""
+    """Returns the kept operands of an incident's call, from its own rank or from one that failed as it did."""
     by_rank = (_saved_on(run, rank) for rank in (incident.rank, *incident.also_on))
     return next((found for saved in by_rank if (found := operands_of(incident, saved)) is not None), None)
 

@@ -50,7 +50,7 @@ class Lockstep:
 
 
 def lockstep(one: Recording, other: Recording) -> Lockstep:
-    """Where the ops of ``one`` differ from those of ``other`` that are the same."""
+    """Compares the ops of ``one`` with their counterparts in ``other``."""
     partner = pair_ops(one, other).theirs
     difference = _differences(one, other, partner)
     told = ~one.cast & ~one.entry
@@ -90,7 +90,7 @@ def _differences(one: Recording, other: Recording, partner: IntArray) -> npt.NDA
 
 
 def _unequal(one: Recording, other: Recording, there: IntArray) -> BoolArray:
-    """Where the bounds of the first outputs, both measured, are not the same; NaN is the same as NaN alone."""
+    """Returns a mask of the ops whose first outputs' bounds, both measured, differ; NaN equals NaN alone."""
     unequal = np.zeros(len(one), np.bool_)
     for name in ("min", "max"):
         (mine, known), (theirs, also_known) = _bound(one, name), _bound(other, name)
@@ -100,7 +100,7 @@ def _unequal(one: Recording, other: Recording, there: IntArray) -> BoolArray:
 
 
 def _measured(seen: Recording) -> BoolArray:
-    """Where it is known whether an op's results were finite."""
+    """Returns a mask of the ops of which it is known whether their results were finite."""
     return _bound(seen, "min")[1] | seen.nonfinite
 
 
@@ -114,7 +114,7 @@ T = TypeVar("T", str, tuple[str, str])
 
 
 class Mark(IntFlag):
-    """What is to be seen of an op."""
+    """Marks the properties of an op that are shown."""
 
     BAD = 1  #: something is not finite that nobody wanted so
     BORN = 2  #: that begins here
@@ -136,7 +136,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spans:
-    """Where modules ran, each stretch by itself; ordered by depth, then by position. Arrays have one length."""
+    """Holds the stretches in which modules ran, by depth, then by position. Arrays have one length."""
 
     first: IntArray  #: positions
     last: IntArray  #: the last one within
@@ -207,7 +207,7 @@ def _named(row: SiteRow) -> tuple[str, str]:
 
 
 def _numbered(of_site: Sequence[T], site: IntArray) -> tuple[tuple[T, ...], IntArray]:
-    """What the sites have, each once, and of each op its index there."""
+    """Returns the sites' values, each once, and for each op the index of its own."""
     once = tuple(dict.fromkeys(of_site))
     index = {one: place for place, one in enumerate(once)}
     numbers = np.array([index[one] for one in of_site], np.int64)

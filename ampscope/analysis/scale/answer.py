@@ -32,7 +32,7 @@ class Judgement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """What to do about a loss scale, and why."""
+    """Says what to do about a loss scale, and why."""
 
     text: str
     reason: str
@@ -136,7 +136,7 @@ def _measured(judgement: Judgement, now: ScaleLoss, low: float, high: float | No
 
 
 def _too_high(low: float, high: float | None, limit: str) -> str:
-    """That a scale at which gradients are kept is one at which others overflow."""
+    """Says that above a scale other gradients overflow; empty unless that is below the one at which all are kept."""
     return "" if high is None or high >= low else f", but above {in_words(high)} {limit} overflows"
 
 
@@ -155,7 +155,7 @@ def _judged(history: ScaleHistory, window: ScaleWindow) -> Judgement:
 
 
 def _now(history: ScaleHistory, window: ScaleWindow) -> ScaleLoss | None:
-    """What is lost at the scale of the next step."""
+    """Returns the gradient loss at the scale of the next step."""
     return next((each for each in window.at_scale if each.scale == history.current), None)
 
 

@@ -49,7 +49,7 @@ class ScaleEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerCall:
-    """What a loop repeats, told once for each line."""
+    """Describes a call of the scaler that a loop repeats, told once for each line."""
 
     action: str  #: `ScalerAction`
     count: int
@@ -197,7 +197,7 @@ class SkipRun:
 
     @property
     def benign_cause(self) -> Cause:
-        """What to call it when it is harmless."""
+        """The cause to name where the run of skips is harmless."""
         if self.had_grown:
             return Cause.BENIGN_PERIODIC_GROWTH
         early = not self.had_trained or self.position < CALIBRATION_STEPS

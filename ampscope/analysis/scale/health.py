@@ -50,7 +50,7 @@ def hopeless_in_words(course: Course, among: BoolArray, where: str = "") -> str:
 
 
 def cure(course: Course, among: BoolArray) -> tuple[Remedy, ...]:
-    """What to do where they prevail; empty elsewhere."""
+    """Returns the remedies for non-finite losses where these prevail among the skips; none elsewhere."""
     return CURE if prevail(course, among) else ()
 
 

@@ -1,4 +1,4 @@
-"""What a loss scaler did over a run: its curve, changes, calls and skipped steps, and that in a few sentences."""
+"""The course of a loss scaler over a run: its curve, changes, calls and skipped steps, and that in a few sentences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PAUSE = 20
 
 
 class Direction(StrEnum):
-    """Which way a scale went."""
+    """Names the ways in which a scale may change."""
 
     UP = "up"
     DOWN = "down"
@@ -62,7 +62,7 @@ class Move:
 
 
 def scale_after(rows: Iterable[ScalerEventRow], step: int) -> float | None:
-    """What the newest event made of the scale in ``step`` or later; the events must be in order, None without one."""
+    """Returns the scale after the newest event in ``step`` or later; None without one. The events must be in order."""
     later = [row.scale_after for row in rows if row.action in VALUE_ACTIONS and row.step >= step]
     return later[-1] if later else None
 

@@ -71,7 +71,7 @@ class ScaleRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """What would have been, beside what was."""
+    """Describes the course of the loss scale under other rules, beside the recorded one."""
 
     rules: ScalerRules
     steps: int = 0
@@ -160,6 +160,6 @@ def _simulated(limit: FloatArray, hopeless: BoolArray, rules: ScalerRules) -> tu
 
 
 def _single(scale: float) -> float:
-    """As float32 keeps it."""
+    """Returns the scale as float32 keeps it."""
     with np.errstate(over="ignore"):
         return float(np.float32(scale))

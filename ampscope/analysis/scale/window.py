@@ -51,7 +51,7 @@ class GradientWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleLoss:
-    """What becomes of the measured gradient values, as far as they were not zero, at one loss scale."""
+    """Describes what becomes of the measured non-zero gradient values at one loss scale."""
 
     scale: float
     lost_share: float  #: flushed to zero
@@ -134,7 +134,7 @@ def _optimizers(run: Run, rank: int) -> tuple[OptimizerPart, ...]:
 
 
 def _wide_first(done: Sequence[Execution]) -> list[Execution]:
-    """Of a step that was also run in float32, only that: nothing was flushed there."""
+    """Drops the other executions of a step that was also run in float32: nothing was flushed there."""
     wide = {(each.step, each.optimizer) for each in done if _is_wide(each)}
     return [each for each in done if _is_wide(each) or (each.step, each.optimizer) not in wide]
 
@@ -278,7 +278,10 @@ class _Gradients:
         return 2.0**low if low <= _POWERS[-1] else None
 
     def _lost_at(self, power: int) -> FloatArray:
-        """What is lost at a power of two, worked out once for all parameters: each is searched among the same few."""
+        """Returns how many values are lost at a power of two.
+
+        It is worked out once for all parameters: each is searched among the same few powers.
+        """
         if power not in self._lost:
             needed = np.where(self._is_cut, _HALF.subnormal, _HALF.flushed)
             self._lost[power] = self._below(needed, 2.0**power)

@@ -85,7 +85,7 @@ class Measured:
 
     @property
     def has_blocks(self) -> BoolArray:
-        """Of each row, whether its blocks were counted; of what is all zero there is nothing to count."""
+        """Whether each row's blocks were counted; a row that is all zero has nothing to count."""
         known = ~np.isnan(self.exponents.falls[:, 0])
         return np.array([number is None or bool(known[number]) for number in self.number], np.bool_)
 
@@ -112,7 +112,7 @@ def executions(run: Run, rank: int, *, sources: Sequence[Source] = (Source.LIVE,
 def counted(
     run: Run, rank: int, of: Sequence[Execution], newest: int, sites: Collection[int] | None = None
 ) -> list[Execution]:
-    """Those of the executions in which exponents of any output were counted, of so many of the newest such steps.
+    """Returns the executions with counted exponents of any output, of at least so many of the newest such steps.
 
     Args:
         run: The run.
@@ -199,7 +199,7 @@ def _measured(columns: Columns, kept: Sequence[tuple[int, MeasuredRow]]) -> Meas
 
 
 def _table(columns: Columns, name: str, places: IntArray, width: int, *, rest: float) -> FloatArray:
-    """Of each place the list in a column as a row, filled up with ``rest``; NaN where there is none."""
+    """Returns the list in a column as a row for each place, filled up with ``rest``; NaN where there is none."""
     found = np.full((places.size, width), np.nan)
     lists, known = columns.arrays[name], columns.known(name)
     for row, place in zip(found, places.tolist(), strict=True):

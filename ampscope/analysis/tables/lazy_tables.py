@@ -92,7 +92,7 @@ def collect_expressions(
 
 
 def expression_columns(frame: Lazy, expressions: str, *, where: str) -> Columns:
-    """What `collect_expressions` gives as arrays, for when there are many rows; one of a list holds arrays.
+    """Returns as arrays what `collect_expressions` gives, for when there are many rows; one of a list holds arrays.
 
     Args:
         frame: What is queried.
@@ -160,7 +160,7 @@ def _columns(frame: Lazy, query: Query) -> Columns:
 
 
 def _asked(frame: Lazy) -> tuple[Any, Engine]:
-    """What a lazy frame stands for, and the engine that knows it."""
+    """Returns the native object of a lazy frame, and the engine that knows it."""
     native = nw.to_native(frame)
     return native, engine_of(native)
 

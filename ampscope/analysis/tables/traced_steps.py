@@ -64,7 +64,7 @@ _counts: WeakKeyDictionary[Run, dict[int, tuple[Stamp, Sequence[StepRows]]]] = W
 
 
 def traced_steps(run: Run, *, rank: int | None = None) -> tuple[TracedStep, ...]:
-    """What was traced, the newest step first; of one step the live trace first, then replays by name."""
+    """Returns the traced executions, the newest step first; of one step the live trace first, then replays by name."""
     rank = first_rank(run) if rank is None else rank
     stamp = run.stamp(Table.OPS, rank=rank)
     known = _known.setdefault(run, {})

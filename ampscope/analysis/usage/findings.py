@@ -411,5 +411,5 @@ def _precision(site: SiteRow) -> tuple[str, ...]:
 
 
 def _place(site: SiteRow) -> tuple[str, ...]:
-    """What forward and recomputation have in common: an op of a module, or of a line outside all modules."""
+    """Returns a key that forward and recomputation share: an op of a module, or of a line outside all modules."""
     return (site.op, site.module) if site.module else (site.op, site.file, str(site.line))

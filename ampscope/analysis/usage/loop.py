@@ -51,7 +51,7 @@ class Spot(NamedTuple):
         return value if isinstance(value, ast.Call) else None
 
     def calls(self, method: str, arguments: int) -> str:
-        """Of what the statement calls this method, with so many arguments; empty where it is another statement."""
+        """Returns the object of which the statement calls this method with so many arguments; empty for another one."""
         call = self.call
         named = call is not None and isinstance(call.func, ast.Attribute) and call.func.attr == method
         if call is None or not named or len(call.args) != arguments or not isinstance(call.func, ast.Attribute):
@@ -100,7 +100,7 @@ class Loop:
         return [line.rstrip("\r\n") for line in self.source.lines[spot.first - 1 : spot.last]]
 
     def indent(self, spot: Spot) -> str:
-        """What a statement's first line begins with."""
+        """Returns the white space that a statement's first line begins with."""
         return self.source.indent(spot.first)
 
     def stands_alone(self, *spots: Spot) -> bool:

@@ -106,7 +106,7 @@ def _given(loop: Loop, spot: Spot) -> Sequence[LinesChanged]:
 
 
 def _made(loop: Loop, watch: Spot) -> str:
-    """What makes a scaler for the device of the function's autocast regions; empty where that is not seen."""
+    """Returns code that makes a scaler for the device of the function's autocast regions; empty where none is seen."""
     calls = [node for spot in loop.spots for node in ast.walk(spot.node) if isinstance(node, ast.Call)]
     paths = {call: imported_name(loop.tree, call.func).removeprefix("torch.") for call in calls}
     devices = {_device(call, _REGIONS[path]) for call, path in paths.items() if path in _REGIONS}
@@ -167,7 +167,7 @@ def clipped(calls_at: HasPlace, models: Sequence[str], norm: float) -> str | Non
 
 
 def _called(spot: Spot) -> set[str]:
-    """What a statement calls; of a block that holds others nothing."""
+    """Returns the names that a statement calls; nothing for a block that holds other statements."""
     if getattr(spot.node, "body", None):
         return set()
     return {dotted(node.func) for node in ast.walk(spot.node) if isinstance(node, ast.Call)}

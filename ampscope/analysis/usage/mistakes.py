@@ -35,14 +35,14 @@ def happens_once(cause: Cause, form: MistakeForm | None) -> bool:
 
 
 def explained(cause: Cause, form: MistakeForm | None, reason: Reason = NOTHING_MORE) -> str:
-    """What is wrong about it, as exactly as it was seen."""
+    """Explains a mistake, as exactly as it was seen."""
     return filled_in(_form(form).sentence, reason) or CATALOGUE[cause].explanation(Occurrence(reason=reason))
 
 
 def fixes(
     cause: Cause, form: MistakeForm | None, source: SourceLine | None = None, framework: str = ""
 ) -> tuple[Remedy, ...]:
-    """What to write instead; the first as a change of the loop that made the mistake, where its file is at hand.
+    """Returns the remedies of a mistake, the first with a change of the loop that made it, where its file is at hand.
 
     Args:
         cause: The mistake.
@@ -59,7 +59,7 @@ def fixes(
 
 
 def _in_framework(cause: Cause, form: MistakeForm | None) -> dict[str, Remedy]:
-    """Where gradients are edited or losses scaled, by the framework that steps."""
+    """Returns, by the framework that steps, the remedies where gradients are edited or losses scaled."""
     if form is MistakeForm.SCALED_TWICE:
         return SCALED_IN_FRAMEWORK
     if cause is Cause.MISUSE_CLIP_BEFORE_UNSCALE:

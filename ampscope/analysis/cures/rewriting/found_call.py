@@ -155,7 +155,7 @@ def _as_found(node: ast.Call, name: str, reading: _Reading) -> Found:
 
 
 class _Reading(Enum):
-    """What a call that has a function's name is."""
+    """Classifies a call that has a function's name."""
 
     FUNCTION = auto()  #: torch's, with all operands in its parentheses
     METHOD = auto()  #: a tensor's

@@ -1,4 +1,4 @@
-"""What the names of someone's program stand for where a line reads them: by imports, assignments and arguments."""
+"""Names of someone's program are resolved where a line reads them: by imports, assignments and arguments."""
 
 from __future__ import annotations
 
@@ -151,14 +151,14 @@ def _declared(scope: ScopeNode, kind: type[ast.Global]) -> set[str]:
 
 
 def _made_global(module: ast.Module) -> Iterator[tuple[str, int]]:
-    """What functions give to names of the program."""
+    """Yields the names that functions declare ``global``, with their lines."""
     for node in ast.walk(module):
         if isinstance(node, ast.Global):
             yield from ((name, node.lineno) for name in node.names)
 
 
 class Kind(Enum):
-    """What is known of a name."""
+    """Says what is known of a name."""
 
     OPEN = auto()  #: the program's text does not give it
     IMPORTED = auto()
@@ -168,7 +168,7 @@ class Kind(Enum):
 
 
 class Meaning(NamedTuple):
-    """What a name stands for."""
+    """Holds what a name stands for."""
 
     kind: Kind = Kind.OPEN
     path: str = ""  #: of what is imported, its name outside the program: ``torch.nn.functional``
@@ -201,7 +201,7 @@ class Scope:
         return Scope(bound_in(node), self, isinstance(node, ast.ClassDef), self.line, self.is_whole)
 
     def meaning(self, name: str, seen: frozenset[str] = frozenset()) -> Meaning:
-        """What a name stands for."""
+        """Returns what a name stands for in the scope."""
         holder = next((each for each in self._visible() if name in each.names), None)
         if holder is None:
             return Meaning()
@@ -249,7 +249,7 @@ class Scope:
         return Meaning(Kind.IMPORTED, path) if path else Meaning(Kind.VALUE)
 
     def path(self, value: ast.expr, seen: frozenset[str] = frozenset()) -> str:
-        """What a chain of names is called outside the program; empty for what was not imported."""
+        """Returns what a chain of names is called outside the program; empty where it was not imported."""
         parts = []
         while isinstance(value, ast.Attribute):
             parts.append(value.attr)
@@ -379,7 +379,7 @@ def _known(node: ast.Name, scope: Scope) -> KnownName:
 
 
 def meaning_of(node: ast.AST) -> Meaning:
-    """What a name stands for; of anything else, and of a name of which nothing is known, that it is open."""
+    """Returns what a name stands for; an open meaning for anything else, and for a name of which nothing is known."""
     return node.meaning if isinstance(node, KnownName) else Meaning()
 
 
@@ -391,7 +391,7 @@ def root_of(node: ast.AST) -> ast.Name | None:
 
 
 def path_of(node: ast.AST) -> str:
-    """What a chain of names is called outside the program: ``torch.nn.functional``; empty for what is its own."""
+    """Returns what a chain of names is called outside the program: ``torch.nn.functional``; empty for its own names."""
     parts = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

@@ -66,7 +66,7 @@ class SourceFile(NamedTuple):
         return self.lines[number - 1].strip() if 1 <= number <= len(self.lines) else ""
 
     def indent(self, number: int) -> str:
-        """What a line begins with."""
+        """Returns the white space that a line begins with."""
         line = self.lines[number - 1]
         return line[: len(line) - len(line.lstrip())]
 
@@ -118,7 +118,7 @@ def _encoded(text: str, encoding: str) -> bytes | None:
 
 
 def path_below(name: str) -> Path | None:
-    """Where a file of a trace lies; None for what is no plain file of Python source below the root."""
+    """Returns the path of a file of a trace; None for what is no plain file of Python source below the root."""
     pure = PurePath(name)
     if not name.isprintable() or pure.suffix != ".py" or _NOT_ONES_OWN.intersection(pure.parts):
         return None

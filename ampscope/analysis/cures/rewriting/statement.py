@@ -64,7 +64,7 @@ class Statement:
 
     @cached_property
     def _starts(self) -> tuple[int, ...]:
-        """Of each line that was parsed, where it starts in the statement."""
+        """The byte at which each parsed line starts, counted from the start of the statement."""
         lines = (self.before + self.code).encode().split(b"\n")
         return tuple(accumulate((len(line) + 1 for line in lines), initial=-len(self.before.encode())))
 
@@ -79,14 +79,14 @@ class Statement:
         return self.row is None or (line or 0) - 1 - self.before.count("\n") == self.row
 
     def span(self, node: ast.expr | ast.keyword | ast.stmt) -> tuple[int, int]:
-        """Where a part lies, without parentheses around it."""
+        """Returns the bytes between which a part lies, without parentheses around it."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         start = self._starts[node.lineno - 1] + node.col_offset
         return start, self._starts[node.end_lineno - 1] + node.end_col_offset
 
     def enclosed(self, node: ast.expr) -> tuple[int, int] | None:
-        """Where a part lies together with the parentheses around it; None where there are none."""
+        """Returns the bytes between which a part lies with the parentheses around it; None where there are none."""
         start, end = self.span(node)
         left, right = self._bytes[:start].rstrip(), self._bytes[end:].lstrip()
         if not (left.endswith(b"(") and right.startswith(b")")):

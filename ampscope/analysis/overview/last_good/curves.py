@@ -33,7 +33,7 @@ _COLUMNS = ("step", "segment", "loss", "grad_norm", "scale", "lr", "skipped")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodSteps:
-    """What went well before a step."""
+    """Holds the steps before a bad one, and which of them went well."""
 
     until: int  #: the step that went wrong
     last: int  #: the newest that went well
@@ -50,7 +50,7 @@ class GoodSteps:
         return bool(inside and self.history.step[place] == step and self.good_history[place])
 
     def place(self, step: int) -> int:
-        """Where a step is in the window; its end for one after it."""
+        """Returns the place of a step in the window; the window's end for a step after it."""
         return int(np.searchsorted(self.window.ints("step"), step))
 
 
@@ -100,7 +100,7 @@ def _calm(window: Columns, good: BoolArray) -> BoolArray:
 
 
 def _below(values: FloatArray, good: BoolArray, limit: float) -> BoolArray:
-    """Which of the good values are not far above the largest of those before."""
+    """Returns a mask of the good values that are not far above the largest of those before."""
     found = good.copy()
     before: list[float] = []
     above: list[float] = []
@@ -201,7 +201,7 @@ def moved_curves(run: Run, rank: int, good: GoodSteps) -> Iterator[Move]:
 
 
 class _Setting(NamedTuple):
-    """What a loop sets, or a scaler."""
+    """Describes a quantity that the loop or a scaler sets."""
 
     name: str
     window: FloatArray  #: in the attempts of `GoodSteps.window`
@@ -246,7 +246,7 @@ def _moved_alike(one: _Between | None, other: _Between | None) -> bool:
 
 
 def _between(good: GoodSteps, values: FloatArray, since: int) -> _Between | None:
-    """What a number was and what it has become, at which step it left what it was, and by how many bits."""
+    """Returns a number's value at a step and its newest, the step by which half of the move was made, and its bits."""
     steps = good.window.ints("step")
     place = good.place(since)
     after = np.flatnonzero(np.isfinite(values) & (values >= 0) & (np.arange(values.size) > place))
@@ -260,7 +260,7 @@ def _between(good: GoodSteps, values: FloatArray, since: int) -> _Between | None
 
 
 def _measured(kind: MoveKind, good: GoodSteps) -> Iterator[Move]:
-    """What came of the steps: a loss, a gradient norm, where it is a positive number."""
+    """Yields the move of a result of the steps, the loss or the gradient norm, where it is a positive number."""
     found = _between(good, good.window.floats(str(kind)), good.calm)
     if found is None or found[0] <= 0 or found[1] <= 0 or abs(found[3]) < LEAST_BITS[kind]:
         return

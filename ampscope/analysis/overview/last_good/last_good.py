@@ -117,7 +117,11 @@ def _moves(run: Run, rank: int, good: GoodSteps, seen: Sampled | None) -> Iterat
 
 
 def _rank(move: Move) -> tuple[int, float]:
-    """What is unusual and given, what is unusual and came of it, what was seen too rarely, what moves always."""
+    """Returns the order in which moves are told, as a sort key.
+
+    First what is unusual and given to the step, then what is unusual and came of it, what was seen too rarely, and what
+    moves always.
+    """
     if move.score is None:
         return 2, -move.seen
     if move.score < UNUSUAL:

@@ -82,7 +82,7 @@ def how_unusual(steps: IntArray, values: FloatArray, move: float, until: int, *,
 
 
 def never_moved(seen: int) -> Unusual:
-    """Of what was always the same, and is no number: a dtype, a shape."""
+    """Rates the change of something that was always the same and is no number: a dtype, a shape."""
     return Unusual(FIRST if seen >= LEAST_SEEN else None, seen)
 
 
@@ -101,7 +101,7 @@ _LONGEST = 48
 
 
 class Compared(NamedTuple):
-    """What recorded steps could be compared in."""
+    """Describes how far the recorded steps could be compared."""
 
     values: int  #: that are finite in both
     moved: bool  #: whether any of them is another
@@ -151,14 +151,14 @@ def summary(step: int, calm: int, moves: Sequence[Move], compared: Compared | No
 
 
 def none_good(step: int) -> str:
-    """What to say where no step went well."""
+    """States that no step went well before one."""
     if step == 0:
         return "Last good step: none, for this is the first step."
     return f"Last good step: none, for no step before step {step:,} went well."
 
 
 def _listed(moves: Sequence[Move]) -> str:
-    """As many as there is room for, but one."""
+    """Lists as many moves as there is room for, at least the first, and counts the rest."""
     told = [moves[0].text]
     for each in moves[1:_NAMED]:
         if len("; ".join((*told, each.text))) > _ROOM:

@@ -1,4 +1,4 @@
-"""What steps recorded op by op tell: how values moved, and what dtypes and shapes are others."""
+"""Steps that were recorded op by op tell how values moved, and which dtypes and shapes are others."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What was measured at each point; a column for each recorded good step, the newest last, and one for the bad."""
+    """Holds the measurements at each point, a column a step: the good ones, the newest last, then the bad one."""
 
     steps: IntArray  #: the good ones
     points: list[Point]
@@ -77,13 +77,13 @@ class Sampled:
 
     @property
     def broken(self) -> npt.NDArray[np.bool_]:
-        """Which points have something that is not finite in the bad step, and had nothing such in any good one."""
+        """A mask of the points with something non-finite in the bad step, and nothing such in any good one."""
         known = np.isfinite(self.high[:, -2])
         return known & self.bad[:, -1] & ~self.bad[:, :-1].any(axis=1)
 
 
 def sampled(run: Run, rank: int, optimizer: int, good: GoodSteps) -> Sampled | None:
-    """What can be compared; None where no good step, or not the bad one, was recorded op by op.
+    """Reads the steps to be compared; None where no good step, or not the bad one, was recorded op by op.
 
     Args:
         run: The run.
@@ -224,7 +224,7 @@ def compared(seen: Sampled, good: GoodSteps) -> Compared:
 
 
 def _broken(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
-    """What a step is given that is not finite any more; results of ops are what the incident itself is about."""
+    """Yields what a step is given and is not finite any more; bad results of ops are the incident itself."""
     places = [place for place in np.flatnonzero(seen.broken).tolist() if seen.points[place].op in ENTRY_NODES]
     places.sort(key=lambda place: seen.first[place])
     for chosen, kind in ((True, MoveKind.BATCH), (False, MoveKind.RANGE)):
@@ -254,7 +254,7 @@ def _is_input(seen: Sampled, moved: _Moved) -> bool:
 
 
 def _is_kept(point: Point) -> bool:
-    """What the training keeps from step to step."""
+    """Whether the training keeps a point's value from step to step."""
     return point.op in ENTRY_NODES and point.op != Node.INPUT
 
 

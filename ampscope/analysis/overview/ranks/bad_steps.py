@@ -50,7 +50,7 @@ class Sighting(NamedTuple):
 
     @property
     def part(self) -> Part:
-        """What the rank's own record says of its part in the step."""
+        """The rank's part in the bad step, as its own record says."""
         if self.lost_in_reduction:
             return Part.OWN
         if self.replay == ReplayStatus.RECEIVED:

@@ -62,7 +62,7 @@ def first_differing(run: Run, group: Sequence[int], steps: Sequence[int], parame
 
 
 def extremes(run: Run, group: Sequence[int], step: int) -> Mapping[str, Mapping[int, Extremes]]:
-    """Of each parameter, its smallest and its largest element on each rank of ``group`` as ``step`` found it."""
+    """Returns each parameter's smallest and largest element on each rank of ``group``, as ``step`` found it."""
     chosen = tuple(group[:: math.ceil(len(group) / MOST_RANKS)])
     sites = run.table(Table.SITES, rank=chosen).filter(nw.col("op") == str(Node.PARAMETER))
     ops = run.table(Table.OPS, step=step, rank=chosen).select("rank", "site", "min", "max")
@@ -97,7 +97,7 @@ _FOR_GOOD = 0.5
 
 
 class Shared(StrEnum):
-    """What replicas have in common at every step."""
+    """Names the quantities that replicas have in common at every step."""
 
     GRAD_NORM = "grad_norm"
     SCALE = "scale"
@@ -135,7 +135,7 @@ class Apart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Which ranks train the same weights, and which of them stopped to."""
+    """Says which ranks train the same weights, and which of them have parted."""
 
     groups: tuple[tuple[int, ...], ...] = ()  #: ranks that agreed from the first step on
     apart: tuple[Apart, ...] = ()  #: the earliest first

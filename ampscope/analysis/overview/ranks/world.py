@@ -33,7 +33,7 @@ _SUMS = (
 
 @remembered(Table.STEPS)
 def steps_by_rank(run: Run) -> dict[int, RankSteps]:
-    """What each rank recorded; ranks without a step are left out."""
+    """Returns the recorded steps of each rank; ranks without a step are left out."""
     return {row[0]: RankSteps(*row) for row in collect_groups(run.table(Table.STEPS), _SUMS, "rank")}
 
 
@@ -51,7 +51,7 @@ class World:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Those of which nothing is in the trace."""
+        """The ranks of which nothing is in the trace."""
         here = set(self.present)
         return tuple(rank for rank in range(self.size) if rank not in here)
 

@@ -20,7 +20,7 @@ _FEW = 5
 
 
 class Measure(StrEnum):
-    """What a cell tells."""
+    """Names the measures that a cell can show."""
 
     HEADROOM = "headroom"  #: factors of two between the largest magnitude and overflow
     UNDERFLOW = "underflow"  #: those between it and the dtype's smallest normal number; negative below it
@@ -29,7 +29,7 @@ class Measure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a heat map is to show."""
+    """Describes what a heat map is to show."""
 
     group: Group = Group.FORWARD  #: of which values
     measure: Measure = Measure.HEADROOM
@@ -99,7 +99,7 @@ def groups(found: MeasuredRun) -> tuple[Group, ...]:
 
 
 def _is_shown(each: MeasuredPlace, group: Group, measure: Measure) -> bool:
-    """What cannot grow comes close to nothing."""
+    """Whether a place is on the map: one that cannot grow has no headroom to show, unless it overflowed."""
     if each.place.group != group:
         return False
     return measure is not Measure.HEADROOM or not each.fixed or bool(each.overflows)
@@ -168,7 +168,7 @@ def _names(module: str) -> list[str]:
 
 
 def _below(modules: Sequence[str], depth: int, *, with_parents: bool) -> dict[str, list[int]]:
-    """Of each row, the places below it, in the order of a tree whose branches come as they first ran."""
+    """Returns the places below each row, in the order of a tree whose branches come as they first ran."""
     below: dict[str, list[int]] = {}
     for number, module in enumerate(modules):
         for name in _ancestry(module, depth) if with_parents else (_folded(module, depth),):

@@ -99,7 +99,7 @@ FEW = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Magnitudes:
-    """What was measured at one place."""
+    """Holds the magnitudes that were measured at one place."""
 
     place: Place
     number: int  #: its row in the cells
@@ -121,7 +121,7 @@ class Magnitudes:
 
 
 def magnitudes(run: Run, rank: int, sampled: Sampled, *, whole: bool = True) -> tuple[list[Magnitudes], Cells]:
-    """What was measured at each place of one rank, and where all sampled steps are summed up, by stretch of them.
+    """Returns the magnitudes at each place of one rank, and cells that sum up all sampled steps by stretches of them.
 
     Args:
         run: The run.
@@ -172,7 +172,7 @@ def course_rows(ops: Lazy, where: Sequence[str]) -> Columns:
 
 
 def course_of(rows: Columns) -> Course:
-    """What some of `course_rows` come to."""
+    """Returns the course of largest magnitudes that rows of `course_rows` make."""
     steps, of_rows = np.unique(rows.ints("step"), return_inverse=True)
     sizes = np.full(len(steps), np.nan)
     ends = np.fmax(np.abs(rows.floats("low")), np.abs(rows.floats("high")))
@@ -228,7 +228,7 @@ def _keys(rows: Columns) -> tuple[list[tuple[int, int, str]], IntArray]:
 
 
 def _magnitude(rows: Columns) -> FloatArray:
-    """Of each row, the larger of its ends; NaN where none was measured."""
+    """Returns the larger end of each row as a magnitude; NaN where none was measured."""
     low, high = np.abs(rows.floats("low")), np.abs(rows.floats("high"))
     ends, beside = np.fmax(low, high), rows.floats("beside")
     found: FloatArray = np.where(np.isnan(ends), beside, np.fmax(ends, np.where(rows.ints("bad") > 0, beside, ends)))
@@ -253,7 +253,7 @@ class _Sums:
         return told
 
     def of(self, number: int, place: Place, courses: _Courses) -> Magnitudes:
-        """What was measured at one place."""
+        """Returns the magnitudes that were measured at one place."""
         sums = {name: values[number] for name, values in self._sums.items()}
         executions = sums.pop("executions")
         course, zero_steps, drawn, seen = courses.of(number)
@@ -287,7 +287,7 @@ class _Courses:
         self._first = np.searchsorted(numbers[begins], np.arange(places + 1)).tolist()
 
     def of(self, number: int) -> tuple[tuple[Point, ...], int, int, int]:
-        """Of one place: its course, steps in which all was zero, and how often it ran in how many steps."""
+        """Returns a place's course, its steps in which all was zero, and how often it ran in how many steps."""
         begin, end = self._first[number], self._first[number + 1]
         course = tuple(self._points[self._shown[begin] : self._shown[end]])
         zeros, executions = (each[end] - each[begin] for each in (self._zeros, self._executions))

@@ -27,7 +27,7 @@ _MOST_STEPS = 16
 
 
 class Flushed(NamedTuple):
-    """What is known of a gradient's zeros."""
+    """Counts a gradient's zeros that float32 would not have had, as far as that is known."""
 
     zeros: int = 0  #: those that float32 would not have had
     judged: int = 0  #: elements of which it is known
@@ -113,14 +113,14 @@ def _has_infinity(row: OpRow) -> bool:
 
 
 class ScaledPlaces(NamedTuple):
-    """Of one rank."""
+    """Holds the places of one rank that carry the loss scale, or are the scale itself."""
 
     scale: frozenset[Place] = frozenset()  #: the loss scale itself
     carrying: frozenset[Place] = frozenset()
 
 
 def scaled_places(run: Run, rank: int, sampled: Sampled, scale_at: Callable[[int, int], float | None]) -> ScaledPlaces:
-    """Which places carry the loss scale, by the newest step that each optimizer's sampled steps end with.
+    """Returns the places that carry the loss scale, by the newest step that each optimizer's sampled steps end with.
 
     Args:
         run: The run.
@@ -176,7 +176,7 @@ class MeasuredPlace:
 
     @property
     def place(self) -> Place:
-        """Where it is."""
+        """The place that was measured."""
         return self.seen.place
 
     @property
@@ -213,7 +213,10 @@ class MeasuredPlace:
         return self.still_ahead(forecast_overflow(self.course, math.log2(self.place.format.max)))
 
     def still_ahead(self, found: Forecast | None) -> Forecast | None:
-        """What is left of a forecast at the end of the run; None where its time has passed, or it rests on the past."""
+        """Returns the part of a forecast that is left at the end of the run.
+
+        That is None where its time has passed, or it rests on the past.
+        """
         if found is None or found.high <= self.last:
             return None
         newest = self.course[-1][0]
@@ -293,7 +296,7 @@ def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) ->
 
 
 def _with(flushed: Flushed | None, seen: Magnitudes) -> Magnitudes:
-    """What was measured at a place, with what replays in float32 tell of its zeros."""
+    """Adds to a place's magnitudes what replays in float32 tell of its zeros."""
     if flushed is None:
         return seen
     return replace(seen, flushed=seen.flushed + flushed.zeros, judged=seen.judged + flushed.judged)

@@ -25,7 +25,7 @@ _POINTS = 1200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a place gave in one step, at the op that gave the largest value."""
+    """Holds the largest value of a place in one step, with the op that gave it."""
 
     step: int
     source: str  #: which execution, as in ``ops.source``
@@ -110,12 +110,12 @@ class _Own(NamedTuple):
 
     @property
     def where(self) -> str:
-        """In the query engine's words."""
+        """The condition that selects the rows, in the query engine's words."""
         told = [f"site IN ({', '.join(map(str, sites))}) AND out = {out}" for out, sites in self.sites.items()]
         return f"({' OR '.join(told) or 'false'})"
 
     def among(self, rows: Columns) -> BoolArray:
-        """Which of these rows they are."""
+        """Returns a mask of the given rows that are the place's."""
         found = np.zeros(len(rows), np.bool_)
         for out, sites in self.sites.items():
             found |= (rows.ints("out") == out) & np.isin(rows.ints("site"), sites)
@@ -138,7 +138,7 @@ def _sources(sampled: Sampled, optimizer: int) -> str:
 
 
 def _course_rows(run: Run, rank: int, sampled: Sampled, optimizer: int, places: Sequence[_Own]) -> Columns:
-    """What the courses are made of; of most steps the source, which takes long to read, is known."""
+    """Returns the rows that courses are made of; for most steps the source, which takes long to read, is known."""
     ops = rank_table(run, Table.OPS, rank)
     own = f"({' OR '.join(each.where for each in places)})"
     given = f"{own} AND {_sources(sampled, optimizer)}"

@@ -21,7 +21,7 @@ from ampscope.trace.schema import Node, Phase, ReplayStatus, SiteRow, Source, Ta
 
 
 class Group(StrEnum):
-    """What kind of values a place holds."""
+    """Names the kinds of values that a place may hold."""
 
     FORWARD = "forward"  #: results of ops of forward and loss, and what they are given from outside
     BACKWARD = "backward"  #: results of ops of backward, which carry the loss scale
@@ -66,7 +66,7 @@ class Place:
 
     @property
     def group(self) -> Group:
-        """What kind of values it holds."""
+        """The kind of values that the place holds."""
         if self.is_node:
             return _GROUPS[Node(self.op)]
         return Group.BACKWARD if self.phase == Phase.BACKWARD else Group.FORWARD
@@ -174,12 +174,12 @@ class Sampled:
 
     @property
     def where_plain(self) -> str:
-        """Of these, the rows of steps that need no look at their source: those of the first optimizer as it ran."""
+        """The condition for rows of steps that need no look at their source: the first optimizer's as it ran."""
         return f"out >= 0 AND step NOT IN ({_listed(self.mixed) or -1})"
 
     @property
     def where_mixed(self) -> str:
-        """The others."""
+        """The condition for the executions' rows of all other steps."""
         return f"{self.where} AND step IN ({_listed(self.mixed) or -1})"
 
 
@@ -188,7 +188,7 @@ def _listed(steps: Sequence[int]) -> str:
 
 
 def sampled_steps(run: Run, rank: int) -> Sampled:
-    """What a rank has traced of its steps as they were: as they ran, or in a replay that came out the same."""
+    """Returns a rank's traced steps as they were: as they ran, or in a replay that came out the same."""
     whole = traced_rows(run, rank)
     traced = [each for each in whole if execution_of(each.source)[0] in (Source.LIVE, Source.REPLAY)]
     unlike = {row.step for row in run.rows(Table.INCIDENTS, rank=rank) if row.replay != ReplayStatus.EXACT}

@@ -151,7 +151,7 @@ def range_row(each: MeasuredPlace, cells: Cells) -> RangeRow:
 
 
 def _headroom(each: MeasuredPlace) -> float | None:
-    """Of the largest value of all; none is left where one overflowed."""
+    """Returns the headroom of a place's largest value; none is left where one overflowed."""
     largest = each.seen.largest
     if each.overflowed:
         return 0.0
@@ -159,7 +159,10 @@ def _headroom(each: MeasuredPlace) -> float | None:
 
 
 def _nearness(each: MeasuredPlace) -> tuple[bool, bool, bool, bool, float]:
-    """What can grow before what cannot; a scale makes room by itself; then by headroom, what overflowed first."""
+    """Returns a sort key that puts the places nearest to overflow first.
+
+    What can grow comes before what cannot; a scale makes room by itself; then by headroom, what overflowed first.
+    """
     headroom = _headroom(each)
     near = math.inf if headroom is None else headroom
     return each.fixed and not each.overflowed, headroom is None, each.scale is not None, not each.overflowed, near

@@ -192,7 +192,7 @@ class _Comparing:
         ]
 
     def _before(self, pair: Pair) -> Before:
-        """What the step before was; it is the same where it was traced and does not differ."""
+        """Describes the step before a pair's; it is the same where it was traced and does not differ."""
         mine, theirs = pair[0].step, pair[1].step
         number = optimizer_of(pair[0])
         earlier = [each for each in self.together[: self.together.index(pair)] if optimizer_of(each[0]) == number]
@@ -220,7 +220,7 @@ class _Comparing:
         return replace(found, text=f"Optimizer {found.optimizer}: {found.text}")
 
     def _of_curves(self) -> Iterator[Difference]:
-        """Where the curves part; where no trace told so before, that is where the runs diverge."""
+        """Yields where the curves part; where no trace told so before, the runs diverge there."""
         if self.compiled and not self.recordings:  # what they computed in tells how exact a loss can be
             one, other = self.compiled[0]
             self.recordings = [recording(self.one.run, one), recording(self.other.run, other)]

@@ -36,12 +36,12 @@ class Group:
 
     @property
     def first(self) -> Root:
-        """The earliest."""
+        """The earliest root."""
         return self.roots[0]
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Where they are, each module once."""
+        """The modules of the roots, each once."""
         return tuple(self.names)
 
 
@@ -81,7 +81,7 @@ class Places:
         yield from groups.values()
 
     def difference(self, kind: Kind, group: Group, text: str, *, score: float | None = None) -> Difference:
-        """What a group is, with the place of its first root."""
+        """Makes a difference of a group of roots, at the place of its first root."""
         root = group.first
         mine, theirs = sources(self.pair, root)
         return Difference(

@@ -177,7 +177,10 @@ class _Rows:
         return np.fmax(scale, entered)
 
     def _sums(self) -> tuple[BoolArray, BoolArray]:
-        """Where checksums differ, and where there are any; whole numbers, which no float holds."""
+        """Returns masks of the rows whose checksums differ, and of those that have any.
+
+        Checksums are whole numbers, which no float holds.
+        """
         mine = np.ma.getdata(self.one.outputs.arrays["checksum"])[self.mine]
         theirs = np.ma.getdata(self.other.outputs.arrays["checksum"])[self.theirs]
         return np.not_equal(mine, theirs), self._known("checksum")
@@ -266,7 +269,7 @@ class Change(NamedTuple):
 
 
 def site_changes(one: SiteRow, other: SiteRow) -> tuple[Change, ...]:
-    """What is another, but for names of modules and the number of the line."""
+    """Returns the changes between two program points, but for names of modules and the number of the line."""
     found = [*_scalars(one, other), *_dtype(one, other)]
     if not _same_shapes(one, other):
         found.append(Change(Kind.SHAPE, "shape", _shapes(one), _shapes(other)))
@@ -276,7 +279,7 @@ def site_changes(one: SiteRow, other: SiteRow) -> tuple[Change, ...]:
 
 
 class Kinds:
-    """What kind a difference is of.
+    """Tells the kind of a difference.
 
     Args:
         pair: The steps.
@@ -288,7 +291,7 @@ class Kinds:
         self._of_scaler: tuple[set[int], set[int]] = set(), set()  #: positions in both of a scale that one alone has
 
     def alone(self, here: int, there: int) -> Kind:
-        """Of an op that only one has, asked in order of execution."""
+        """Returns the kind of an op that only one step has, asked in order of execution."""
         side, at = (0, here) if here >= 0 else (1, there)
         seen = (self.pair.one, self.pair.other)[side]
         if self._scales(side, at):
@@ -321,7 +324,7 @@ class Kinds:
         return int((self.pair.one, self.pair.other)[side].first_output[at])
 
     def given(self, here: int, there: int) -> Kind:
-        """Of what came into the step."""
+        """Returns the kind of a value that came into the step."""
         site = self.pair.one.site_of(here)
         if site.op != Node.INPUT:
             return Kind.WEIGHTS
@@ -329,14 +332,14 @@ class Kinds:
         return Kind.SCALE if scales[0] != scales[1] and self._values(here, there) == scales else Kind.BATCH
 
     def changed(self, change: Change) -> Kind:
-        """What a changed argument is about: a scaler makes its first scale of one."""
+        """Returns the kind of a changed argument; the number that a scaler makes its first scale of is a scale."""
         mine, theirs = self.scales
         if change.kind is not Kind.SCALAR or mine is None or theirs is None or mine == theirs:
             return change.kind
         return Kind.SCALE if (change.was, change.now) == (_word(mine), _word(theirs)) else Kind.SCALAR
 
     def of_value(self, here: int, there: int, *, drawn: bool) -> Kind:
-        """Of what an op made; ``drawn`` are random numbers."""
+        """Returns the kind of a value that an op made; ``drawn`` values are random numbers."""
         if drawn:
             return Kind.RANDOM
         one, other = self.pair.one, self.pair.other

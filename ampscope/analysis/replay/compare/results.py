@@ -1,4 +1,4 @@
-"""What a comparison finds, and its sentences."""
+"""The results of a comparison, and its sentences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Likeness(StrEnum):
 
 
 class Kind(StrEnum):
-    """What differs."""
+    """Names the kinds of differences."""
 
     OP = "op"  #: another op runs there, or none
     MODULE = "module"  #: one has a module that the other lacks
@@ -171,7 +171,7 @@ def unlike_in_words(found: Divergence) -> str:
 
 
 def parted_in_words(found: Divergence) -> str:
-    """Where the numbers part, in a sentence."""
+    """States in a sentence where the numbers part."""
     steps = f"step {found.step:,}" + (f" (step {found.other_step:,} in B)" if found.other_step != found.step else "")
     steps += f" of optimizer {found.optimizer}" if found.optimizer else ""
     if not found.op:

@@ -34,7 +34,7 @@ _SUMS = frozenset({"sum", "mean", "cumsum", "var", "var_mean", "native_layer_nor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What is known of the two steps beforehand."""
+    """Holds what is known of the two steps beforehand."""
 
     tolerance: float | None = None  #: asked for
     noise: float = 0.0  #: by which two executions of one step are apart
@@ -73,7 +73,7 @@ def _terms(site: SiteRow) -> float:
 
 
 class PointPairs:
-    """What two program points say of a pair of ops, each asked once.
+    """Compares the program points of paired ops, each pair of points once.
 
     Args:
         pair: The steps.
@@ -86,7 +86,7 @@ class PointPairs:
         self._rounding: dict[tuple[int, int], float] = {}
 
     def changes(self, here: int, there: int) -> tuple[Change, ...]:
-        """What is another about them."""
+        """Returns the changes between the program points of two ops."""
         key = self._key(here, there)
         if key not in self._changes:
             self._changes[key] = site_changes(self.pair.one.sites[key[0]], self.pair.other.sites[key[1]])
@@ -162,7 +162,7 @@ class Root:
 
 @dataclass(slots=True)
 class Walked:
-    """What the walk found."""
+    """Holds the results of the walk."""
 
     roots: list[Root] = field(default_factory=list)
     followers: list[Root] = field(default_factory=list)  #: changed program points that follow from a root
@@ -221,7 +221,7 @@ class _Walk:
         return self.result
 
     def _only_in_one(self, here: int) -> None:
-        """What only the first has; of several in a row the first that computes is the cause."""
+        """Notes an op that only the first step has; of several in a row the first that computes is the cause."""
         site, writers = self.pair.one.site_of(here), self.pair.writers[here]
         kind = self._kinds.alone(here, -1)
         self.result.cause[here] = self._cause((each, -1) for each in writers)
@@ -231,7 +231,7 @@ class _Walk:
             self.result.cause[here] = -1
 
     def _only_in_other(self) -> None:
-        """What only the second has, between what both have."""
+        """Notes the ops that only the second step has, between those that both have."""
         order = -0.5
         for there, here in enumerate(self.mine):
             if here >= 0:
@@ -246,7 +246,7 @@ class _Walk:
                 self._computed_alone.add(there)
 
     def _pass_on(self, here: int) -> None:
-        """What ran in the second alone, before an op of the first, hands its operands' tolerances on."""
+        """Hands on the operands' tolerances of ops that only the second ran, before an op of the first."""
         while self._waiting and self._waiting[0][0] < here:
             there = self._waiting.popleft()[1]
             site, writers = self.pair.other.site_of(there), self.pair.other_writers[there]
@@ -328,7 +328,7 @@ class _Walk:
             yield Root(Kind.OPERANDS, here, there, here, _ORDER if swapped else _OPERANDS)
 
     def _sources(self, here: int, there: int) -> tuple[list[int], list[int]]:
-        """What wrote the operands of an op and of its counterpart, casts passed over."""
+        """Returns the writers of the operands of an op and of its counterpart, casts passed over."""
         one, other = self.pair.one, self.pair.other
         mine = [_source(each, one, self.pair.writers) for each in self.pair.writers[here]]
         return mine, [_source(each, other, self.pair.other_writers) for each in self.pair.other_writers[there]]
@@ -365,7 +365,7 @@ class _Walk:
         return min(causes, key=lambda each: (self.result.roots[each].order, each), default=-1)
 
     def _operands(self, here: int, there: int) -> list[tuple[int, int]]:
-        """What the op and its counterpart read, side by side; -1 beyond the shorter."""
+        """Pairs the writers of the operands of an op and of its counterpart; -1 beyond the shorter."""
         mine, theirs = self.pair.writers[here], self.pair.other_writers[there]
         size = max(len(mine), len(theirs))
         pad = [-1] * size
@@ -397,14 +397,14 @@ def _is_exchanged(pair: StepPair, here: int, there: int, limit: float) -> bool:
 
 
 def _parts(seen: Recording, at: int) -> list[Part]:
-    """Of each operand that is a part of what was written, its extremes."""
+    """Returns the extremes of each operand that is a part of what was written; empty ones for whole operands."""
     rows = range(int(seen.first_edge[at]), int(seen.first_edge[at + 1]))
     partial, low, high = (seen.edges.arrays[name] for name in ("partial", "min", "max"))
     return [(str(low[row]), str(high[row])) if partial[row] else ("", "") for row in rows]
 
 
 def _source(at: int, seen: Recording, writers: list[list[int]]) -> int:
-    """What an operand is a cast of."""
+    """Returns the op whose result an operand is a cast of."""
     while seen.cast[at] and writers[at]:
         at = writers[at][0]
     return at

@@ -35,7 +35,7 @@ _POINT = ("op", "phase", "in_dtypes", "in_shapes", "out_dtypes", "scalars", "aut
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What someone named."""
+    """Describes a run, step or rank as someone named it."""
 
     path: Path
     step: int | None = None
@@ -146,7 +146,7 @@ def _plainly(value: object) -> object:
 
 
 def _traced(side: Opened) -> dict[Key, dict[str, TracedStep]]:
-    """What was traced of each optimizer's steps, by execution."""
+    """Returns the traced executions of each optimizer's steps."""
     found: dict[Key, dict[str, TracedStep]] = {}
     for each in traced_steps(side.run, rank=side.rank):
         execution = execution_of(each.source)[0]

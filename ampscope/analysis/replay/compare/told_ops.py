@@ -1,4 +1,4 @@
-"""Which ops, casts and modules only one of two steps has, and which ops of both are others."""
+"""The sentences on ops, casts and modules that only one of two steps has, and on ops of both that changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLASSES = 3
 
 
 def told_alone(pair: StepPair, walked: Walked) -> Iterator[Difference]:
-    """What only one has, in no order."""
+    """Yields the ops, casts and modules that only one step has, in no order."""
     return _Teller(pair, walked).told()
 
 
@@ -65,7 +65,7 @@ class _Teller:
             yield where.difference(Kind.OP, alike, self._gap_sentence(alike))
 
     def _kind(self, root: Root) -> Kind:
-        """As what an op that only one has is told."""
+        """Returns the kind as which an op that only one step has is told."""
         seen, at = self.where.seen(root)
         if seen.micro_batch[at] >= min(self._micro_batches):
             return Kind.MICRO_BATCHES
@@ -106,7 +106,7 @@ class _Teller:
         return f"A runs {ops_listed(mine)} where B runs {ops_listed(theirs)}, {where}."
 
     def _sides(self, group: Group) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What ran in each in one place; of several that are alike, in the first."""
+        """Returns the ops of both steps in one place; of several places that are alike, in the first."""
         first = self._place(group.first)
         here = [each for each in group.roots if self._place(each) == first and self.where.site(each).op not in NODES]
         mine = tuple(self.where.site(each).op for each in here if each.there < 0)
@@ -157,7 +157,7 @@ class _Teller:
         return self.where.site(root).module in self._new[root.there >= 0]
 
     def _new_module(self, root: Root) -> tuple[bool, str]:
-        """Whose it is, and the outermost module around an op that the other step has nothing of."""
+        """Returns which step an op is of, and the outermost module around it of which the other step has nothing."""
         is_other = root.there >= 0
         parts = self.where.site(root).module.split(".")
         names = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
@@ -199,7 +199,7 @@ _CHANGED = frozenset({Kind.SCALAR, Kind.DTYPE, Kind.OPERANDS, Kind.SHAPE})
 
 
 def told_changed(pair: StepPair, walked: Walked) -> Iterator[Difference]:
-    """What is another about ops that both have, in no order."""
+    """Yields the changes of ops that both steps have, in no order."""
     where = Places(pair)
     found = [root for root in walked.roots if root.kind in _CHANGED]
     forward = {(each.kind, each.change) for each in found if not where.is_backward(each)}

@@ -1,4 +1,4 @@
-"""What else differs between two runs: where they ran, how their curves went, and what the diagnosis says of each."""
+"""The sentences on all else that differs between two runs: where they ran, their curves, and their diagnoses."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Curves:
 
 
 def told_curves(curves: Curves, tolerance: float) -> Iterator[Difference]:
-    """Where learning rate, loss, gradient norm, loss scale, skips and lengths part."""
+    """Yields where learning rate, loss, gradient norm, loss scale, skips and lengths part."""
     words: list[tuple[Kind, str, str, float, float]] = [
         (Kind.LEARNING_RATE, "lr", "learning rate", _RATE, 0.0),
         (Kind.LOSS, "loss", "loss", _LOSS, tolerance),
@@ -142,7 +142,7 @@ def _is_rerun(traced: TracedStep, judged: frozenset[int]) -> bool:
 
 
 def told_compiled(pairs: Sequence[Pair]) -> Iterator[Difference]:
-    """What is not known of the ops of such steps.
+    """States that ops of steps that were run again uncompiled are not compared, and why.
 
     Args:
         pairs: Those of `on_other_weights`.
@@ -201,7 +201,7 @@ def told_environment(one: Opened, other: Opened) -> Iterator[Difference]:
 
 
 def _flat(configuration: dict[str, Any]) -> dict[str, Any]:
-    """What the run was configured with, without what only says how much was recorded; groups unfolded."""
+    """Returns a run's configuration without settings that only say how much was recorded; groups are unfolded."""
     found: dict[str, Any] = {}
     for name, value in configuration.items():
         if name in _OF_RECORDING:
@@ -217,7 +217,7 @@ def _word(value: Any) -> str:
 
 
 def _items(diagnosis: Diagnosis) -> dict[object, Incident | Finding]:
-    """What matters in a diagnosis, the first of each kind."""
+    """Returns the incidents and findings of a diagnosis that matter, the first of each kind."""
     items: list[Incident | Finding] = [*diagnosis.incidents, *diagnosis.findings]
     found: dict[object, Incident | Finding] = {}
     for item in items:

@@ -1,4 +1,4 @@
-"""Which values two steps differ in: what came into them, what their ops made of the same, and how magnitudes moved."""
+"""The sentences on values that differ: those given to the step, results of ops on the same operands, magnitudes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ROUNDED = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """What is known of the step before, and of the step rows of both."""
+    """Holds what is known of the step before, and of the step rows of both."""
 
     same: bool = False  #: both traced it, and it is the same to the last bit
     rates: tuple[float | None, float | None] = (None, None)  #: learning rates of the step before
@@ -47,7 +47,7 @@ class Before:
 
 
 def told_values(pair: StepPair, walked: Walked, before: Before) -> list[Difference]:
-    """What is another about values, in no order."""
+    """Returns the differences of values, in no order."""
     kinds: dict[Kind, list[Root]] = {}
     for root in walked.roots:
         kinds.setdefault(root.kind, []).append(root)
@@ -108,7 +108,7 @@ class _Teller:
         return len(list(roots)) > max(_NEARLY_ALL * self._parameters(varied=True), 1)
 
     def seed(self, given: Sequence[Kind], roots: list[Root]) -> str:
-        """That another seed was set."""
+        """States that another seed was set."""
         words = {Kind.WEIGHTS: "weights", Kind.BATCH: "the batch", Kind.RANDOM: "random numbers"}
         weights = [each for each in roots if each.kind is Kind.WEIGHTS]
         told = listed([words[kind] for kind in given], LISTED, "module").capitalize()
@@ -213,7 +213,7 @@ def same_numbers(pair: StepPair) -> bool:
 
 
 def told_rounding(pair: StepPair) -> Difference:
-    """That results differ, though by no more than rounding allows for."""
+    """States that results differ, though by no more than rounding allows for."""
     apart = np.flatnonzero(~pair.same_bits & (pair.pairs.theirs >= 0) & ~pair.one.sink)
     site = pair.one.site_of(int(apart[0]))
     many = f"{len(apart):,} of {counted(len(pair.one), 'result')} of step {pair.one.traced.step:,}"

@@ -139,7 +139,7 @@ def is_eps(node: ast.expr) -> bool:
 
 
 def _places(statement: Statement, found: Found | None, asked: Asked) -> list[ast.expr]:
-    """Where the number stands: in the call, or else, if it stands there once, anywhere in the statement."""
+    """Finds where the number stands in the call, or else in the whole statement; callers use one that is alone."""
     if asked.was is None:
         return []
     if found is not None:

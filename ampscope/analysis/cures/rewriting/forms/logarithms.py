@@ -48,7 +48,7 @@ def _dim(statement: Statement, total: Found) -> str:
 
 
 def _picked(part: ast.expr) -> ast.expr:
-    """What a part picks its elements from: the part itself, where it picks none."""
+    """Returns the part from which ``diagonal`` picks elements; the part itself, where it picks none."""
     is_pick = isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in _PICKS
     if is_pick and isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and not part.args:
         return part.func.value
@@ -77,7 +77,7 @@ def logsigmoid(statement: Statement) -> Sequence[Splice]:
 
 
 def _sigmoid_in(statement: Statement, logarithm: Found) -> str:
-    """What a sigmoid is given whose logarithm is taken."""
+    """Returns what a sigmoid in a logarithm is given, negated for ``1 - sigmoid(x)``; empty where there is none."""
     operand = _unguarded(_first(logarithm))
     rest = _taken_from_one(operand)
     given = _first(as_call(rest if rest is not None else operand, "sigmoid"))

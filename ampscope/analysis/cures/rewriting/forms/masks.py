@@ -1,4 +1,4 @@
-"""What is masked: an operand made safe before the op, rows that keep a key, losses that are infinite set to zero."""
+"""Masks are rewritten: an operand made safe before the op, rows that keep a key, infinite losses set to zero."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def scaled_operand(statement: Statement, product: Found, argument: int | None, s
 
 
 def _scaling(statement: Statement, product: Found) -> tuple[ast.expr, str] | None:
-    """What the product is multiplied with or divided by."""
+    """Returns the factor or divisor that is applied to a product, and the operator; None where there is none."""
     outer = _parent(statement, product.node)
     if not isinstance(outer, ast.BinOp) or not isinstance(outer.op, (ast.Mult, ast.Div)):
         return None
@@ -177,7 +177,7 @@ def _in_block(source: SourceFile, tree: ast.Module, file: str, block: Sequence[a
 
 
 def _scaling_of(second: Statement, name: str) -> tuple[ast.BinOp, ast.expr] | None:
-    """Where a value is multiplied with a number or divided by one, and the number."""
+    """Finds where a value is multiplied with a number or divided by one, and the number."""
     for node in second.nodes():
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)):
             sides = [node.left, node.right]

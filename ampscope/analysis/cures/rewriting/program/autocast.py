@@ -32,7 +32,7 @@ _REGIONS = {
 
 
 class Region(NamedTuple):
-    """Where a program makes an autocast region."""
+    """Holds the place where a program makes an autocast region."""
 
     source: SourceFile
     call: ast.Call
@@ -95,7 +95,7 @@ def makes_region(tree: ast.Module, expression: ast.expr, line: int) -> bool:
 
 
 def entered(tree: ast.Module, line: int) -> Iterator[ast.expr]:
-    """What the decorators and ``with`` blocks around a line enter, from the outside; of its own function alone."""
+    """Yields what decorators and ``with`` blocks around a line enter, outermost first, in the line's own function."""
     function = function_around(tree, line)
     yield from getattr(function, "decorator_list", ())
     for node in ast.walk(function):
@@ -112,7 +112,7 @@ def _made(tree: ast.Module, expression: ast.expr, line: int) -> ast.Call | None:
 
 
 def _text(region: Region, dtype: str) -> Reached | None:
-    """What is written for a dtype where a region is made; None where the program cannot name it there."""
+    """Returns the code for a dtype where a region is made; None where the program cannot name it there."""
     tree = region.source.tree()
     if dtype == "float32" or tree is None:
         return Reached("False")
@@ -158,12 +158,12 @@ class _Place(NamedTuple):
 
     @property
     def moved(self) -> list[ast.stmt]:
-        """What is to stand after the region."""
+        """The statements that are to stand after the region."""
         return self.after if self.names else [self.statement, *self.after]
 
 
 def loss_in_float32(called_at: HasPlace, models: Sequence[str], tensors: int) -> str | None:
-    """What follows a model's call in its autocast region, after the region, with the output in float32.
+    """Moves the statements that follow a model's call out of its autocast region, and gives them the output in float32.
 
     Args:
         called_at: The line that calls the model under autocast, as it was recorded.

@@ -1,4 +1,4 @@
-"""What a program keeps or makes in half precision is put into float32: modules, tensors, weights."""
+"""Modules, tensors and weights that a program keeps or makes in half precision are put into float32."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def widened(place: HasPlace, model: int, module: str) -> str | None:
 
 
 def watched(place: HasPlace) -> list[str]:
-    """What the program calls the models that it gives ``watch``; empty where that is not seen."""
+    """Returns the names of the models that the program gives ``watch``; empty where they are not seen."""
     found = statement_at(place)
     parsed = statement(found.code, scope=found.scope) if found is not None else None
     calls = [node for node in parsed.nodes() if isinstance(node, ast.Call) and _is_watch(node)] if parsed else []
@@ -72,7 +72,7 @@ def _is_watch(call: ast.Call) -> bool:
 
 
 def _models(call: ast.Call) -> list[str]:
-    """What the program calls the models; empty where one has no name."""
+    """Returns the names of the models that a call of ``watch`` is given; empty where one has no name."""
     named = [each.value for each in call.keywords if each.arg == "model"]
     given = call.args[0] if call.args else next(iter(named), None)
     held = given.elts if isinstance(given, (ast.List, ast.Tuple)) else [given]
@@ -131,7 +131,7 @@ def _held_in(scope: ast.AST, name: str, line: int) -> str:
 
 
 def _written(node: ast.stmt) -> Iterator[ast.expr]:
-    """What a statement writes, without the subscripts of what is a part of it."""
+    """Yields the expressions that a statement writes to, without the subscripts of what is a part of it."""
     if isinstance(node, (ast.Assign, ast.AugAssign)):
         found = node.targets if isinstance(node, ast.Assign) else [node.target]
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
@@ -196,7 +196,7 @@ def _makes(tree: ast.Module, name: str, line: int) -> Iterator[int]:
 
 
 def _root(node: ast.expr) -> ast.expr:
-    """What the first of a chain of methods is called of."""
+    """Returns the object on which the first of a chain of methods is called."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         node = node.func.value
     return node

@@ -14,7 +14,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 
 
 def imported_name(tree: ast.Module, node: ast.expr) -> str:
-    """What a chain of names is outside the program: ``torch.autocast``; empty where it was not imported."""
+    """Returns what a chain of names is called outside the program: ``torch.autocast``; empty if it was not imported."""
     return scope_at(tree, node.lineno).path(node)
 
 
@@ -40,7 +40,7 @@ def own_nodes(scope: Function) -> Iterator[ast.AST]:
 
 
 def assigned_once(tree: ast.Module, name: str, line: int) -> ast.expr | None:
-    """What a name stands for on a line, where its function, or else the program, assigns it in one statement alone."""
+    """Returns the value of a name on a line, where its function, or else the program, assigns it just once."""
     scopes: list[Function] = [function_around(tree, line), tree]
     for scope in scopes:
         stored = [node for node in own_nodes(scope) if isinstance(node, ast.Name) and node.id == name]
@@ -63,7 +63,7 @@ def _is_argument(scope: Function, name: str) -> bool:
 
 
 def given_once(tree: ast.Module, node: ast.expr, line: int) -> ast.expr | None:
-    """What a name, or an attribute of ``self``, stands for on a line, where it is assigned in one statement alone."""
+    """Returns the value of a name, or of an attribute of ``self``, on a line, where one statement alone assigns it."""
     if isinstance(node, ast.Name):
         return assigned_once(tree, node.id, line)
     path = dotted(node)

@@ -55,7 +55,7 @@ class _Setting(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As code spells it."""
+        """The value as code spells it."""
         return str(self.value) if isinstance(self.value, bool) else number(self.value)
 
 
