@@ -62,7 +62,7 @@ ROOMS = {
 #: The rooms inside each room, from the ground up: each may import those before it, and nothing else of that room.
 FLOORS = {
     "ampscope.trace": (
-        "dtypes schema vocabulary redaction json_columns remote files manifest write upload read compact fleet"
+        "dtypes schema vocabulary redaction json_columns evidence remote files manifest write upload read compact fleet"
     ),
     "ampscope.capture": (
         "torch_support budgets keep_fp32 events hooks tracing replay usage record heal step scope watch"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ampscope.analysis.cures.rewriting.source_file import path_below, source_file
+from ampscope.analysis.origin.step_graph import source_of_line
 from ampscope.analysis.results import SourceLine
-from ampscope.trace.json_columns import details
+from ampscope.trace.evidence import CodeLine, Evidence, read
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Table
 
@@ -23,14 +24,14 @@ class Program(NamedTuple):
 def program_of(run: Run) -> Program:
     """The lines of a run's program, as its trace has them."""
     rows = [row for rank in run.ranks for row in run.rows(Table.INCIDENTS, rank=rank)]
-    told = [each for row in rows for each in _listed(details(row.evidence).get("called_from"))]
-    lines = {line: bool(each.get("autocast")) for each in told if (line := _line(each)) is not None}
-    tensors = {each.get("tensors") for each in told} if len(lines) == 1 else set()
+    told = [each for row in rows for each in Evidence.of(row).called_from]
+    lines = {line: bool(each.autocast) for each in told if (line := source_of_line(each)) is not None}
+    tensors = {each.tensors for each in told} if len(lines) == 1 else set()
     return Program(
         watched_at=_line(run.manifest.configuration.get("watched_at")),
         called_from=tuple(lines),
         under_autocast=tuple(line for line, inside in lines.items() if inside),
-        tensors=next((each for each in tensors if isinstance(each, int)), 0) if len(tensors) == 1 else 0,
+        tensors=tensors.pop() if len(tensors) == 1 else 0,
     )
 
 
@@ -43,14 +44,5 @@ def changed_since(run: Run, file: str) -> SourceLine | None:
     return next((each for each in sorted(lines, key=lambda each: each.line) if source_file(each) is None), None)
 
 
-def _listed(told: Any) -> list[dict[str, Any]]:
-    return [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
-
-
 def _line(told: Any) -> SourceLine | None:
-    if not isinstance(told, dict):
-        return None
-    file, line, function, code = (told.get(name) for name in ("file", "line", "function", "code"))
-    if not (isinstance(file, str) and isinstance(line, int) and isinstance(code, str)):
-        return None
-    return SourceLine(file=file, line=line, function=function if isinstance(function, str) else "", code=code)
+    return source_of_line(read(CodeLine, told))

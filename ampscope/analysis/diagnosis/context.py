@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -17,13 +16,13 @@ from ampscope.analysis.causes.recognition import Recognised
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.numerics.arrays import FloatArray
-from ampscope.analysis.origin.step_graph import SecondRun, public_phase
-from ampscope.analysis.results import Incident, Operand, SourceLine, Tried
+from ampscope.analysis.origin.step_graph import SecondRun, public_phase, source_of_line
+from ampscope.analysis.results import Incident, Operand, Tried
 from ampscope.analysis.scale.course import SkipRun, Skips
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import How
-from ampscope.trace.json_columns import details
-from ampscope.trace.schema import Change, IncidentRow, Phase, ReplayStatus, Trial, Trigger
+from ampscope.trace.evidence import Evidence, RaisedError
+from ampscope.trace.schema import Change, IncidentRow, ReplayStatus, Trial, Trigger
 from ampscope.trace.vocabulary import NOT_DETERMINISTIC, Cause
 
 
@@ -34,25 +33,23 @@ def raised(row: IncidentRow, rank: int) -> Examined:
         row: Its row, with `Trigger.EXCEPTION`.
         rank: The rank that recorded it.
     """
-    told = details(row.evidence).get("exception")
-    call: dict[str, Any] = told if isinstance(told, dict) else {}
+    call = Evidence.of(row).exception or RaisedError()
     cause, reason = _cause(call)
-    op, dtype = str(call.get("op", "")), str(call.get("dtype", ""))
     incident = Incident(
         step=row.step,
         last_step=row.step,
         severity=CATALOGUE[cause].severity,
         cause=cause,
-        phase=public_phase(call.get("phase", Phase.FORWARD)),
-        op=op,
-        module=call.get("module", ""),
-        module_type=call.get("module_type", ""),
-        source=_source(call),
-        inputs=(Operand(role="input 0", dtype=dtype, shape=""),) if dtype else (),
+        phase=public_phase(call.phase),
+        op=call.op,
+        module=call.module,
+        module_type=call.module_type,
+        source=source_of_line(call),
+        inputs=(Operand(role="input 0", dtype=call.dtype, shape=""),) if call.dtype else (),
         replay=row.replay,
         replay_reason=row.replay_reason,
         trigger=row.trigger,
-        explanation=explanation(cause, Occurrence(op=op, reason=reason)),
+        explanation=explanation(cause, Occurrence(op=call.op, reason=reason)),
         rank=rank,
     )
     return Examined(incident, reason)
@@ -60,23 +57,16 @@ def raised(row: IncidentRow, rank: int) -> Examined:
 
 def led_to_error(examined: Examined, row: IncidentRow) -> Examined:
     """The origin of the values that an error spoke of, with what it said."""
-    call = details(row.evidence)["exception"]
-    said = f"{examined.incident.explanation} The error that it led to: {call.get('error')}: {call.get('message')}"
+    call = Evidence.of(row).exception or RaisedError()
+    said = f"{examined.incident.explanation} The error that it led to: {call.error}: {call.message}"
     return examined._replace(incident=replace(examined.incident, explanation=f"{said.rstrip(':. ')}."))
 
 
-def _cause(call: dict[str, Any]) -> Match:
-    value = call.get("value")
-    if call.get("does_not_fit") and isinstance(value, float):
-        return Match(Cause.LITERAL_OVERFLOW, Literal(value=value, dtype=str(call.get("dtype", "")), refused=True))
-    said = Raised(error=str(call.get("error", "an error")), message=str(call.get("message", "")))
-    return Match(Cause.LITERAL_OVERFLOW if call.get("does_not_fit") else Cause.EXCEPTION, said)
-
-
-def _source(call: dict[str, Any]) -> SourceLine | None:
-    if not call.get("file"):
-        return None
-    return SourceLine(file=call["file"], line=call["line"], function=call["function"], code=call["code"])
+def _cause(call: RaisedError) -> Match:
+    if call.does_not_fit and call.value is not None:
+        return Match(Cause.LITERAL_OVERFLOW, Literal(value=call.value, dtype=call.dtype, refused=True))
+    said = Raised(error=call.error, message=call.message)
+    return Match(Cause.LITERAL_OVERFLOW if call.does_not_fit else Cause.EXCEPTION, said)
 
 
 #: A loss that rose at each of the last steps, by this factor in all, is running away.
@@ -241,4 +231,4 @@ def _varies(tried: Sequence[Tried]) -> bool:
 
 
 def _is_compiled(row: IncidentRow) -> bool:
-    return details(row.evidence).get("compiled") is True
+    return Evidence.of(row).compiled

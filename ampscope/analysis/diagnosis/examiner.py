@@ -39,7 +39,7 @@ from ampscope.analysis.results import Incident, PathNode, Tried
 from ampscope.analysis.tables.lazy_tables import IncidentRows
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import Origin
-from ampscope.trace.json_columns import details
+from ampscope.trace.evidence import Evidence
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import EventKind, IncidentRow, Node, Phase, ReplayStatus, Source, Table, Trigger, source_of
 from ampscope.trace.vocabulary import Cause
@@ -127,7 +127,7 @@ class Examiner:
 
     def _replayed(self, row: IncidentRow) -> StepGraph:
         """The faithful replay of the step of an incident, or of writes after it; empty where there is none."""
-        source = Source.WRITE if "source" in details(row.evidence) else Source.REPLAY
+        source = Source.WRITE if Evidence.of(row).source is not None else Source.REPLAY
         return StepGraph(self._run, self._sites, row.step, source_of(source, row.optimizer))
 
     def _origins(self, row: IncidentRow) -> tuple[StepGraph, list[Origin]]:
@@ -168,8 +168,8 @@ class Examiner:
             elif first.cause is Cause.DIVERGENCE:
                 found = first
         if isinstance(found.reason, CameIn):
-            rows = _rows_of(row, found.reason.name) if found.cause is Cause.BAD_INPUT else ()
-            finite_at = (details(row.evidence).get("finite_at") or {}).get(found.reason.name)
+            rows = Evidence.of(row).rows.get(found.reason.name, ()) if found.cause is Cause.BAD_INPUT else ()
+            finite_at = Evidence.of(row).finite_at.get(found.reason.name)
             at_start = not row.optimizer and row.step in self._starts
             found = replace(found, reason=replace(found.reason, rows=rows, at_start=at_start, finite_at=finite_at))
         explicit = self._explicit_half(graph, found, tried)
@@ -210,10 +210,10 @@ class Examiner:
         """Returns the incident of a step of which no trace shows an origin."""
         cause = cause or self._context.cause_without_origin(row, self._tried.get((row.step, row.optimizer), ()))
         why = why or why_unknown(row)
-        lost = details(row.evidence).get("reduction")
-        known = isinstance(lost, dict) and lost.get("overflows") is True
-        lead = "It was lost on the way to the other ranks" if known else "The origin is not known"
-        advice = (wider_reduction(by_hook=bool(lost.get("hook"))),) if isinstance(lost, dict) and known else ()
+        reduced = Evidence.of(row).reduction
+        lost = reduced if reduced is not None and reduced.overflows else None
+        lead = "It was lost on the way to the other ranks" if lost else "The origin is not known"
+        advice = (wider_reduction(by_hook=bool(lost.hook)),) if lost else ()
         reason = Observed(sentence=f"{lead}: {why}.", advice=advice)
         incident = Incident(
             step=row.step,
@@ -291,9 +291,3 @@ def _unreported_row(step: int, optimizer: int, loss: float | None) -> IncidentRo
         over_budget=False,
         evidence="{}",
     )
-
-
-def _rows_of(row: IncidentRow, name: str) -> tuple[int, ...]:
-    """Returns the rows of an input that were bad; none where capture did not look."""
-    rows = details(row.evidence).get("rows")
-    return tuple(rows.get(name, ())) if isinstance(rows, dict) else ()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import narwhals as nw
 import numpy as np
@@ -20,15 +20,15 @@ from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.numerics import rounding
 from ampscope.analysis.origin.op_facts import Executed, numel
-from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line
-from ampscope.analysis.results import Incident, SourceLine
+from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line, source_of_line
+from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.lazy_tables import collect, rank_table
 from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.tables.traced_steps import traced_steps
 from ampscope.analysis.words import op_in_words
 from ampscope.provenance import HowLost, Loss, Origin, absorbed, hidden, lost_mass, origins
 from ampscope.trace.dtypes import HALF_DTYPES
-from ampscope.trace.json_columns import details
+from ampscope.trace.evidence import Evidence
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import IncidentRow, Node, Phase, SiteRow, Source, Table, Trigger, said, source_of
 from ampscope.trace.vocabulary import Cause
@@ -45,8 +45,8 @@ def origins_of(row: IncidentRow, graph: StepGraph) -> list[Origin]:
     """The origins of an incident in one execution of its step, the one that matters most first."""
     if row.trigger not in _ABSORBED:
         return origins(graph)
-    pairs = _hidden(row)
-    return [each for each in hidden(graph) if [each.seq, each.sink] in pairs] if pairs else absorbed(graph)
+    pairs = Evidence.of(row).hidden
+    return [each for each in hidden(graph) if (each.seq, each.sink) in pairs] if pairs else absorbed(graph)
 
 
 def as_hidden(row: IncidentRow, graph: StepGraph, origin: Origin, incident: Incident) -> Incident:
@@ -58,29 +58,23 @@ def as_hidden(row: IncidentRow, graph: StepGraph, origin: Origin, incident: Inci
         origin: The overflow, and the way to what hid it.
         incident: The incident.
     """
-    if [origin.seq, origin.sink] not in _hidden(row):
+    known = Evidence.of(row)
+    if (origin.seq, origin.sink) not in known.hidden:
         return incident
     site = graph.place(origin.sink)
     where = f" at {site.file.rpartition('/')[2]}:{site.line}" if site.file else ""
     text = f" {op_in_words(site.op)}{where} made finite numbers of it, so neither the loss nor a gradient shows it."
-    known = details(row.evidence)
-    gradients = _apart(known.get("gradients_apart"), "gradients", "their")
-    loss = _apart(known.get("loss_apart"), "a loss", "its")
+    gradients = _apart(known.gradients_apart, "gradients", "their")
+    loss = _apart(known.loss_apart, "a loss", "its")
     told = " and ".join(filter(None, (gradients, loss))) or "other gradients for some parameters"
     return replace(incident, explanation=f"{incident.explanation}{text} The same step in float32 has {told}.")
 
 
-def _apart(share: object, what: str, whose: str) -> str:
-    if not isinstance(share, float) or share < _APART:
+def _apart(share: float | None, what: str, whose: str) -> str:
+    if share is None or share < _APART:
         return ""
     how_far = f"{share:.0%} of {whose} size" if share < _FAR_OFF else f"many times {whose} size"
     return f"{what} that differ{'s' if whose == 'its' else ''} by {how_far}"
-
-
-def _hidden(row: IncidentRow) -> Sequence[object]:
-    """Numbers of the ops that overflowed, each with that of what hid it."""
-    told = details(row.evidence).get("hidden")
-    return told if isinstance(told, list) else ()
 
 
 _CAST, _GRID = "aten._to_copy.default", "aten.arange.start_step"
@@ -120,8 +114,7 @@ def _dtype(site: SiteRow) -> str:
 
 
 def _reason(row: IncidentRow, loss: Loss, dtype: str) -> GradientLost:
-    told = details(row.evidence).get("lost")
-    shares = {str(name): float(share) for name, share in told.items()} if isinstance(told, dict) else {}
+    shares = Evidence.of(row).lost
     worst = max(shares, key=lambda name: shares[name], default="a parameter")
     return GradientLost(
         how=loss.how,
@@ -139,14 +132,13 @@ def information_lost(graph: StepGraph, row: IncidentRow) -> list[tuple[Origin, R
         graph: The trace of the step.
         row: The incident.
     """
-    counts, before_step = _by_number(row, "distinct"), _by_number(row, "cast_before")
-    found = []
-    for seq, (before, after) in sorted(counts.items()):
+    known, found = Evidence.of(row), []
+    for seq, (before, after) in sorted(known.distinct.items()):
         if seq in graph.outputs:
-            site, cast = graph.site(seq), before_step.get(seq)
+            site, cast = graph.site(seq), known.cast_before.get(seq)
             dtypes = {"dtype": _dtype(site), "read": next(iter(site.in_dtypes), "")}
             if cast is not None:
-                dtypes = {"dtype": cast["dtype"], "read": cast["read"]}
+                dtypes = {"dtype": cast.dtype, "read": cast.read}
             reason = ValuesLost(before=before, after=after, **dtypes)
             phase = site.phase if cast is None else Phase.FORWARD
             found.append((Origin(seq, 0, (seq,), seq), Recognised(Cause.INFORMATION_LOST, seq, phase, reason)))
@@ -155,23 +147,18 @@ def information_lost(graph: StepGraph, row: IncidentRow) -> list[tuple[Origin, R
 
 def as_cast_before(row: IncidentRow, seq: int, examined: Examined) -> Examined:
     """Names a cast that the loop made before its step as the origin, in the place of the value that came in."""
-    cast = _by_number(row, "cast_before").get(seq)
+    cast = Evidence.of(row).cast_before.get(seq)
     if cast is None:
         return examined
-    incident, op, since = examined.incident, _CAST if cast["read"] else _GRID, cast["since"]
+    incident, op, since = examined.incident, _CAST if cast.read else _GRID, cast.since
     name = incident.path[0].name if incident.path else ""
     text = explanation(incident.cause, Occurrence(op=op, reason=examined.reason))
     text += f" The loop did so before the step, which read it{f' as {name}' if name else ''}."
     if since < row.step:
         text += f" It was first seen before step {row.step:,}; step {since:,} had read such values, too."
-    source = SourceLine(**cast["source"]) if cast["source"]["file"] else None
+    source = source_of_line(cast.source)
     located = replace(incident, step=since, op=op, module="", module_type="", source=source, explanation=text)
     return examined._replace(incident=located, explicit=ExplicitHalf())
-
-
-def _by_number(row: IncidentRow, key: str) -> dict[int, Any]:
-    told = details(row.evidence).get(key)
-    return {int(seq): each for seq, each in told.items()} if isinstance(told, dict) else {}
 
 
 #: Weights of which this share does not move in an optimizer step do not train.

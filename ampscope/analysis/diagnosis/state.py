@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
@@ -12,11 +11,11 @@ from ampscope.analysis.causes.outside import CameIn
 from ampscope.analysis.causes.recognition import Recognised, recognise
 from ampscope.analysis.causes.state import AverageHeld, FollowerHeld, StandsStill, TurnedBad, WeightHeld
 from ampscope.analysis.diagnosis.examined import Examined
-from ampscope.analysis.origin.step_graph import StepGraph, module_of_update, source_line
-from ampscope.analysis.results import Incident, SourceLine, WrittenBy
+from ampscope.analysis.origin.step_graph import StepGraph, module_of_update, source_line, source_of_line
+from ampscope.analysis.results import Incident, WrittenBy
 from ampscope.analysis.words import number, op_in_words
 from ampscope.provenance import Origin, origins
-from ampscope.trace.json_columns import details
+from ampscope.trace.evidence import Evidence, LostUpdates
 from ampscope.trace.schema import ENTRY_NODES, IncidentRow, Looked, Node, Phase, SiteRow, StateKind, Trial, Trigger
 from ampscope.trace.vocabulary import Cause, Severity
 
@@ -30,36 +29,24 @@ _CAUSES: dict[str, Cause] = {
 
 def state_found(row: IncidentRow) -> TurnedBad | None:
     """Returns the worst of the state tensors found bad, with a count of the others; None where there are none."""
-    found = details(row.evidence).get("state")
-    tensors = [_turned(each) for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    known = [each for each in tensors if each.kind in _CAUSES]
+    known = [each for each in Evidence.of(row).state if each.kind in _CAUSES]
     if not known:
         return None
     first = min(known, key=lambda each: (each.bad_at, list(_CAUSES).index(StateKind(each.kind))))
-    values = {name: getattr(first, name) for name in TurnedBad.__slots__}
-    return TurnedBad(**{**values, "others": len(known) - 1})
-
-
-def _turned(found: Mapping[str, Any]) -> TurnedBad:
-    finite_at = found.get("finite_at")
     return TurnedBad(
-        kind=str(found.get("kind", "")),
-        name=str(found.get("name", "")),
-        owner=str(found.get("owner", "")),
-        module=str(found.get("module", "")),
-        dtype=str(found.get("dtype", "")),
-        nan=_count(found, "nan"),
-        inf=_count(found, "inf"),
-        numel=_count(found, "numel"),
-        finite_at=finite_at if isinstance(finite_at, int) else None,
-        bad_at=_count(found, "bad_at"),
-        when=str(found.get("when", Looked.AFTER)),
+        kind=first.kind,
+        name=first.name,
+        owner=first.owner,
+        module=first.module,
+        dtype=first.dtype,
+        nan=first.nan,
+        inf=first.inf,
+        numel=first.numel,
+        finite_at=first.finite_at,
+        bad_at=first.bad_at,
+        when=first.when or Looked.AFTER,
+        others=len(known) - 1,
     )
-
-
-def _count(found: Mapping[str, Any], key: str) -> int:
-    value = found.get(key)
-    return value if isinstance(value, int) else 0
 
 
 def examined_state(row: IncidentRow, reason: TurnedBad, graph: StepGraph) -> Examined:
@@ -139,33 +126,25 @@ def _is_explained(rank: int, reason: TurnedBad, errors: Iterable[tuple[int, int]
 
 def still_found(row: IncidentRow) -> list[FollowerHeld]:
     """The buffers that were found to stand still; none for an incident of another kind."""
-    found = details(row.evidence).get("still")
-    is_buffer = "source" not in details(row.evidence)
-    known = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    return [_still(each, is_buffer=is_buffer) for each in known]
-
-
-def _still(found: Mapping[str, Any], *, is_buffer: bool) -> FollowerHeld:
-    return FollowerHeld(
-        name=str(found.get("name", "")),
-        dtype=str(found.get("dtype", "")),
-        since=_count(found, "since"),
-        last=_count(found, "last"),
-        share=_number(found, "share"),
-        value=_number(found, "value"),
-        off_by=_number(found, "off_by"),
-        is_buffer=is_buffer,
-    )
-
-
-def _number(found: Mapping[str, Any], key: str) -> float:
-    value = found.get(key)
-    return float(value) if isinstance(value, (int, float)) else 0.0
+    evidence = Evidence.of(row)
+    return [
+        FollowerHeld(
+            name=each.name,
+            dtype=each.dtype,
+            since=each.since,
+            last=each.last,
+            share=each.share,
+            value=each.value,
+            off_by=each.off_by,
+            is_buffer=evidence.source is None,
+        )
+        for each in evidence.still
+    ]
 
 
 def examined_still(row: IncidentRow, reason: FollowerHeld, graph: StepGraph) -> Examined:
     """The incident of a buffer that stands still, with the op that writes it."""
-    between = details(row.evidence).get("source")
+    between = Evidence.of(row).source is not None
     narrow = Cause.STAGNATION if between else Cause.HALF_PARAMS
     cause = Cause.BF16_PRECISION if reason.dtype == "bfloat16" else narrow
     seq = _op_that_wrote(graph, reason.name)
@@ -214,14 +193,11 @@ def examined_held(row: IncidentRow, rank: int) -> Examined:
 
     The one that lost most beside the spacing of its dtype is told.
     """
-    evidence = details(row.evidence)
-    found = evidence.get("held")
-    known = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    first = max(known, key=_lost, default={})
-    count = evidence.get("count")
-    reason = _reason(first, others=(count if isinstance(count, int) else len(known)) - 1)
+    evidence = Evidence.of(row)
+    first = max(evidence.held, key=_lost, default=LostUpdates())
+    reason = _reason(first, others=(evidence.count or len(evidence.held)) - 1)
     cause = Cause.BF16_PRECISION if reason.dtype == "bfloat16" else Cause.HALF_PARAMS
-    module = str(first.get("owner", "")).rpartition(".")[0]
+    module = first.owner.rpartition(".")[0]
     incident = Incident(
         step=reason.since,
         last_step=reason.last,
@@ -239,19 +215,17 @@ def examined_held(row: IncidentRow, rank: int) -> Examined:
     return Examined(incident, reason)
 
 
-def _lost(found: dict[str, Any]) -> float:
+def _lost(found: LostUpdates) -> float:
     """Returns how far a tensor is from where it should be, in spacings of its dtype."""
-    return float(found.get("off_by") or 0.0) / (float(found.get("spacing") or 0.0) or 1.0)
+    return found.off_by / (found.spacing or 1.0)
 
 
-def _reason(found: dict[str, Any], *, others: int) -> StandsStill:
-    numbers = {key: float(found.get(key) or 0.0) for key in ("share", "value", "off_by", "update", "spacing")}
-    counts = {key: int(found.get(key) or 0) for key in ("since", "last", "looks")}
-    name, owner, dtype = (str(found.get(key, "")) for key in ("name", "owner", "dtype"))
-    common: dict[str, Any] = {"name": name, "dtype": dtype, "others": others, **numbers, **counts}
-    if found.get("kind") == StateKind.OPTIMIZER:
-        return AverageHeld(owner=owner, **common)
-    return WeightHeld(**common)
+def _reason(found: LostUpdates, *, others: int) -> StandsStill:
+    names = ("name", "dtype", "share", "value", "off_by", "update", "spacing", "since", "last", "looks")
+    common = {name: getattr(found, name) for name in names}
+    if found.kind == StateKind.OPTIMIZER:
+        return AverageHeld(owner=found.owner, others=others, **common)
+    return WeightHeld(others=others, **common)
 
 
 #: Nodes that stand for what later steps find there.
@@ -317,17 +291,14 @@ def _read_by(wrote: Examined, reader: Incident | None) -> Incident:
 
 def as_write(row: IncidentRow, examined: Examined) -> Examined:
     """Adds to an incident what is known of a write that left a carried tensor not finite, traced or not."""
-    known = details(row.evidence)
-    if row.trigger != Trigger.NONFINITE_CARRIED or "carried" not in known:
+    known = Evidence.of(row)
+    if row.trigger != Trigger.NONFINITE_CARRIED or not known.carried:
         return examined
-    source, names = known.get("source"), known["carried"]
-    if examined.incident.source is None and isinstance(source, dict) and source.get("file"):
-        examined = examined._replace(incident=replace(examined.incident, source=SourceLine(**source)))
-    remains = known.get("remains") is True
-    leaves = examined.leaves | frozenset(names)
-    tried = known.get("in_float32")
-    wide = tried == Trial.FINITE if tried in (Trial.FINITE, Trial.NONFINITE) else None
-    return examined._replace(leaves=leaves, remains=remains, matters=remains or known.get("read") is True, wide=wide)
+    if examined.incident.source is None:
+        examined = examined._replace(incident=replace(examined.incident, source=source_of_line(known.source)))
+    wide = known.in_float32 == Trial.FINITE if known.in_float32 in (Trial.FINITE, Trial.NONFINITE) else None
+    leaves, matters = examined.leaves | frozenset(known.carried), known.remains or known.read
+    return examined._replace(leaves=leaves, remains=known.remains, matters=matters, wide=wide)
 
 
 def left_by(graph: StepGraph, found: Sequence[Origin]) -> frozenset[str]:

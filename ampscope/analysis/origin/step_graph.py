@@ -11,6 +11,7 @@ from ampscope.analysis.results import Finding, Incident, Operand, PathNode, Sour
 from ampscope.analysis.words import op_in_words
 from ampscope.provenance import Graph, How, parting
 from ampscope.trace.dtypes import HALF_DTYPES
+from ampscope.trace.evidence import CodeLine
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import (
     ENTRY_NODES,
@@ -148,6 +149,13 @@ class StepGraph(Graph):
 def public_phase(phase: str) -> str:
     """Loss code is part of forward for people, and so is what checkpointing recomputes."""
     return Phase.FORWARD if phase in (Phase.LOSS, Phase.RECOMPUTE) else phase
+
+
+def source_of_line(line: CodeLine | None) -> SourceLine | None:
+    """The line that an incident's evidence names; None where it names none."""
+    if line is None or not line.file:
+        return None
+    return SourceLine(file=line.file, line=line.line, function=line.function, code=line.code)
 
 
 def source_line(row: Any) -> SourceLine | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 from ampscope.capture.tracing.sampling.selection import Selection
 from ampscope.capture.tracing.sites import Sites, dtype_name, shape_name
+from ampscope.trace.evidence import Evidence
 from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.redaction import redacted
 from ampscope.trace.schema import (
@@ -45,15 +45,6 @@ from ampscope.trace.write.writer import TraceWriter
 _MOMENT_S = 0.005
 #: What is to be there when a step is over; the rows of its ops may follow.
 _OF_A_STEP = (Table.STEPS, Table.SCALER_EVENTS, Table.INCIDENTS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What was seen at a step that went wrong."""
-
-    bad_params: tuple[str, ...] = ()  #: parameters whose gradient, or whose new value, was not finite
-    over_budget: bool = False  #: not replayed: replays had used up their share of the run's time
-    details: dict[str, Any] = field(default_factory=dict)  #: goes into the row as JSON
 
 
 class Recorder:
@@ -196,7 +187,7 @@ class Recorder:
             outcome.seconds,
             evidence.bad_params,
             evidence.over_budget,
-            json.dumps(evidence.details),
+            evidence.as_json(),
         )
         self._writer.put(Table.INCIDENTS, [row])
 

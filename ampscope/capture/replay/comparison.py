@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from ampscope.capture.replay.player import Player
-from ampscope.capture.replay.results import Reduced, ReplayResult, Symptom
+from ampscope.capture.replay.results import ReplayResult, Symptom
 from ampscope.capture.replay.state.device_asserts import can_assert
 from ampscope.capture.replay.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction
@@ -16,6 +16,7 @@ from ampscope.capture.tracing.sites import dtype_name
 from ampscope.capture.tracing.statistics.stats import extremes, finite, measurable
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.dtypes import FINFO
+from ampscope.trace.evidence import Reduction
 from ampscope.trace.schema import ReplayStatus
 
 
@@ -113,9 +114,10 @@ def _came_out_finite(
     return ReplayResult(ReplayStatus.RECEIVED, _how_received(reduced), reduced=reduced)
 
 
-def _reduced(player: Player, reduction: GradientReduction) -> Reduced:
+def _reduced(player: Player, reduction: GradientReduction) -> Reduction:
     dtype, largest, fits = _sent(player, reduction.dtype)
-    return Reduced(reduction.by, reduction.ranks, reduction.hook, dtype, largest, overflows=not fits)
+    by, ranks, hook = reduction.by, reduction.ranks, reduction.hook
+    return Reduction(by=by, ranks=ranks, hook=hook, dtype=dtype, largest=largest, overflows=not fits)
 
 
 def _sent(player: Player, dtype: torch.dtype | None) -> tuple[str, float, bool]:
@@ -135,7 +137,7 @@ def _sent(player: Player, dtype: torch.dtype | None) -> tuple[str, float, bool]:
     return dtype_name(dtypes.pop()) if len(dtypes) == 1 else "", max(map(float, largest), default=0.0), fits
 
 
-def _how_received(reduced: Reduced) -> str:
+def _how_received(reduced: Reduction) -> str:
     """Where what is not finite came from, as far as this rank can know it."""
     own = "this rank's own gradients came out finite when they were computed again"
     if reduced.overflows:

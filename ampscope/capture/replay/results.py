@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.capture.tracing.statistics.batch_rows import RowShare
+from ampscope.trace.evidence import Evidence, Reduction
 from ampscope.trace.schema import Change, Form, ReplayStatus, Trial
 
 
@@ -24,21 +25,6 @@ class Symptom(NamedTuple):
         return bool(self.gradients) or self.loss
 
 
-class Reduced(NamedTuple):
-    """Gradients that were reduced across ranks, as this rank alone would have sent them."""
-
-    by: str  #: what reduced them; empty where it is not known
-    ranks: int
-    hook: str  #: communication hook; empty without one
-    dtype: str  #: in which they were sent
-    largest: float  #: greatest magnitude among them in the replay
-    overflows: bool  #: one of them does not fit the dtype
-
-    def as_evidence(self) -> dict[str, Any]:
-        """What goes into an incident's row."""
-        return self._asdict()
-
-
 @dataclass(slots=True)
 class ReplayResult:
     """What a faithful replay came to."""
@@ -51,7 +37,7 @@ class ReplayResult:
     bad_rows: dict[str, list[int]] = field(default_factory=dict)  #: of each input that is not finite, by name
     few_rows: RowShare | None = None  #: of a finite step: the rows that make its gradient
     standing_out: dict[str, list[int]] = field(default_factory=dict)  #: likewise: of each input, its outlying rows
-    reduced: Reduced | None = None  #: how the real step's gradients were put together with those of other ranks
+    reduced: Reduction | None = None  #: how the real step's gradients were put together with those of other ranks
 
     @property
     def failed_elsewhere(self) -> bool:
@@ -59,10 +45,10 @@ class ReplayResult:
         received = self.status is ReplayStatus.RECEIVED
         return received and not (self.reduced is not None and self.reduced.overflows)
 
-    def as_evidence(self) -> dict[str, Any]:
-        """What a replay adds to an incident's evidence."""
-        reduced = {"reduction": self.reduced.as_evidence()} if self.reduced is not None else {}
-        return {"rows": self.bad_rows, **reduced}
+    def added_to(self, evidence: Evidence) -> Evidence:
+        """The evidence of an incident with what the replay of its step has shown."""
+        rows = {name: tuple(rows) for name, rows in self.bad_rows.items()}
+        return replace(evidence, rows=rows, reduction=self.reduced)
 
 
 class ChangedResult(NamedTuple):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 import ampscope.capture
+from ampscope.trace.evidence import CodeLine
 from ampscope.trace.redaction import redacted
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -62,6 +63,11 @@ class Place(NamedTuple):
         if not lines or len(lines) < self.line or not lines[-1].strip():
             return ""
         return redacted("".join(lines[-_LINES_ABOVE:])).rstrip().rpartition("\n")[2].strip()
+
+
+def code_line(place: Place) -> CodeLine:
+    """A place for the evidence of an incident."""
+    return CodeLine(file=place.file, line=place.line, function=place.function, code=place.text)
 
 
 NOWHERE = Place(None, 0)

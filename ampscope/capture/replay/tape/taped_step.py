@@ -19,6 +19,7 @@ from ampscope.capture.torch_support.communication import gradient_reduction
 from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction, synchronising, wrapper_of
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.statistics.stats import finite
+from ampscope.trace.evidence import CallLine
 
 #: Lines that call the models which are told.
 MOST_LINES = 8
@@ -82,21 +83,21 @@ class TapedStep(NamedTuple):
         numbers = dependencies.needed(self.tape.entries, self.tape.start, self.since, [*also, *self.edits])
         return [(number, self.tape[number]) for number in numbers]
 
-    def called_from(self) -> list[dict[str, Any]]:
-        """The user's lines that call a watched model, each once, for the evidence of an incident."""
+    def called_from(self) -> tuple[CallLine, ...]:
+        """The user's lines that call a watched model, each once."""
         calls = [entry for _, entry in self.entries() if entry.kind is EntryKind.MODULE and entry.place.code]
         regions = {entry.place: (entry.state.ambient.autocast_dtype, entry.gives) for entry in calls}
-        return [
-            {
-                "file": place.file,
-                "line": place.line,
-                "function": place.function,
-                "code": place.text,
-                "autocast": str(dtype).removeprefix("torch.") if dtype is not None else "",
-                "tensors": gives,
-            }
+        return tuple(
+            CallLine(
+                file=place.file,
+                line=place.line,
+                function=place.function,
+                code=place.text,
+                autocast=str(dtype).removeprefix("torch.") if dtype is not None else "",
+                tensors=gives,
+            )
             for place, (dtype, gives) in list(regions.items())[:MOST_LINES]
-        ]
+        )
 
     def devices(self) -> set[torch.device]:
         """Whose generators its calls may draw from."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ampscope import provenance
-from ampscope.capture.record.run_recorder import Evidence, Recorder
+from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.changes import EverythingIn
 from ampscope.capture.replay.player import call_user
 from ampscope.capture.replay.results import ReplayResult
@@ -28,6 +28,7 @@ from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
+from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import ENTRY_NODES, Node, Phase, Source, Trial, Trigger, source_of
 
 #: What tensors from outside the calls are, and are called, by ``id``.
@@ -125,7 +126,7 @@ class Closeups:
         after: tuple[int, int],
         rows: TracedRows | None,
         outcome: ReplayResult,
-        details: dict[str, Any],
+        evidence: Evidence,
     ) -> None:
         """Makes an incident of what the calls did, with their rows where there are any."""
         step, optimizer = after
@@ -138,7 +139,7 @@ class Closeups:
             loss=None,
             scale=None,
             outcome=outcome,
-            evidence=Evidence(details=details),
+            evidence=evidence,
         )
 
     def _tracer(self, sites: Sites, *, full: bool) -> Tracer:
@@ -154,12 +155,6 @@ def is_given(graph: provenance.Graph, seq: int) -> bool:
     """Whether an op hands on an infinity or NaN from outside, or one that stands in the loop's code."""
     numbers = {str(value).lstrip("-") for value in graph.scalars(seq).values()}
     return graph.site(seq).op in ENTRY_NODES or not numbers.isdisjoint(("inf", "nan"))
-
-
-def source_line(gap: Gap, entry: int) -> dict[str, Any]:
-    """The user's line of a call, for the evidence of an incident."""
-    place = gap.tape[entry].place
-    return {"file": place.file, "line": place.line, "function": place.function, "code": place.text}
 
 
 class Closeup:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ampscope import provenance
 from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.record.run_recorder import Evidence, Recorder
+from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.replay.step_tape import StepTape
 from ampscope.capture.step.carried.closeup import Closeups, Names, is_given
@@ -22,6 +22,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.tracing.statistics import stats
+from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import Node, ReplayStatus, Source, Trigger, source_of
 
 #: Elements of all weights up to which they are copied before a loop moves them, and its calls kept.

@@ -15,15 +15,16 @@ from torch import Tensor
 from ampscope.capture.replay.changes import EverythingIn
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.replay.tape.entry import EarlierResult, Entry, OutsideTensor, TensorReference
-from ampscope.capture.step.carried.closeup import Closeup, Closeups, Names, source_line, wide
+from ampscope.capture.step.carried.closeup import Closeup, Closeups, Names, wide
 from ampscope.capture.step.carried.listening.gap import Gap
 from ampscope.capture.step.measures.state.state_watch import is_due
 from ampscope.capture.step.measures.stillness import LARGER, MOST, Stillness, movement
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Suppressed
-from ampscope.capture.torch_support.user_line import NOWHERE, Place
+from ampscope.capture.torch_support.user_line import NOWHERE, Place, code_line
 from ampscope.capture.tracing.tracer import Tracer
+from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import Node, ReplayStatus, Trigger
 
 #: Tensors that are looked at, the first that the loop writes; others of its averages fare alike.
@@ -101,12 +102,12 @@ class StillCarried:
             key: (node or (Node.CARRIED, f"carried tensor {n}")) for n, (key, node) in enumerate(known.items(), 1)
         }
         named = names | {chain.first.identity: called[key] for key, chain in lost.items()}
-        found = [self._readings[key].described(called[key][1]) for key in lost]
-        counted = min(each["since"] for each in found), after[1]
+        found = tuple(self._readings[key].described(called[key][1]) for key in lost)
+        counted = min(each.since for each in found), after[1]
         sinks = [(called[key][1], chain.last) for key, chain in lost.items()]
-        details = {"still": found, "source": source_line(gap, sinks[0][1].entry)}
+        evidence = Evidence(still=found, source=code_line(gap.tape[sinks[0][1].entry].place))
         rows = self._closeups.traced(gap, named, sinks).counted_for(counted)
-        self._closeups.record(Trigger.BUFFER_STANDS_STILL, counted, rows, ReplayResult(ReplayStatus.EXACT), details)
+        self._closeups.record(Trigger.BUFFER_STANDS_STILL, counted, rows, ReplayResult(ReplayStatus.EXACT), evidence)
 
 
 class _Runs:

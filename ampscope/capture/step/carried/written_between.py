@@ -7,8 +7,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.replay.tape.entry import EarlierResult
-from ampscope.capture.step.carried.closeup import Closeups, Traced, is_given, source_line
+from ampscope.capture.step.carried.closeup import Closeups, Traced, is_given
 from ampscope.capture.step.carried.condition import Condition
 from ampscope.capture.step.carried.listening.gap import Gap
 from ampscope.capture.step.carried.listening.loop_position import Position, is_above
@@ -26,7 +26,9 @@ from ampscope.capture.step.measures.state.held import largest_within
 from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel
+from ampscope.capture.torch_support.user_line import code_line
 from ampscope.capture.tracing.traced_rows import TracedRows
+from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import ReplayStatus, Trigger
 
 #: Writes that are run again in one run: a tensor that goes bad again and again has been explained by then.
@@ -62,7 +64,7 @@ class _Write:
     label: str
     outcome: ReplayResult
     rows: TracedRows | None
-    details: dict[str, Any] = field(default_factory=dict)
+    evidence: Evidence
     is_absorbed: bool = False  #: the calls between the steps made numbers of an infinity: something over it is zero
 
 
@@ -153,10 +155,11 @@ class WrittenBetween:
         after = look.before[0] + above, look.before[1]
         label = self.label(bad[0].name, after[0])
         rows = born.traced.counted_for(after) if born.traced is not None else None
-        details: dict[str, Any] = {"carried": [label], "source": source_line(look.gap, born.entry)}
+        evidence = Evidence(carried=(label,), source=code_line(look.gap.tape[born.entry].place))
         if born.traced is not None:
-            details["in_float32"] = self._closeups.in_float32(look.gap, [each.source for each in bad])
-        self._untold.append(_Write(after, label, born.outcome, rows, details, born.is_absorbed))
+            wide = self._closeups.in_float32(look.gap, [each.source for each in bad])
+            evidence = replace(evidence, in_float32=wide)
+        self._untold.append(_Write(after, label, born.outcome, rows, evidence, born.is_absorbed))
         for result in bad:
             if (tensor := result.tensor()) is not None:
                 self._condition.descent.add(tensor, label)
@@ -183,13 +186,13 @@ class WrittenBetween:
             outcome: Whether a replay of it is traced.
         """
         for label in labels:
-            after, details = (attempt.step, attempt.index), {"carried": [label], "read": False}
-            self._untold.append(_Write(after, label, outcome, None, details))
+            after = attempt.step, attempt.index
+            self._untold.append(_Write(after, label, outcome, None, Evidence(carried=(label,))))
 
     def read(self, labels: set[str]) -> None:
         """The step in progress reads what comes of these writes: what was made of an infinity matters now."""
         for write in [each for each in self._untold if each.is_absorbed and each.label in labels]:
-            write.details["read"] = True
+            write.evidence = replace(write.evidence, read=True)
             self._tell(write)
 
     def failed(self, labels: set[str]) -> None:
@@ -200,12 +203,12 @@ class WrittenBetween:
     def remained(self, labels: set[str]) -> None:
         """The run has ended, and what these writes left in averages of the model is not finite still."""
         for write in [each for each in self._untold if each.label in labels]:
-            write.details["remains"] = True
+            write.evidence = replace(write.evidence, remains=True)
             self._tell(write)
 
     def _tell(self, write: _Write) -> None:
         self._untold.remove(write)
-        self._closeups.record(Trigger.NONFINITE_CARRIED, write.after, write.rows, write.outcome, write.details)
+        self._closeups.record(Trigger.NONFINITE_CARRIED, write.after, write.rows, write.outcome, write.evidence)
 
 
 class _Born(NamedTuple):

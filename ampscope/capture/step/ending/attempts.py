@@ -36,6 +36,7 @@ from ampscope.capture.torch_support.optimizer_view import OptimizerView, stand_i
 from ampscope.capture.torch_support.readback import Parcel
 from ampscope.capture.torch_support.torch_private import scaler_found_inf
 from ampscope.capture.torch_support.user_line import Place
+from ampscope.trace.evidence import Evidence
 
 
 class Attempts:
@@ -194,7 +195,8 @@ class Attempts:
             poisoned = self._written.turned_bad()
             bad = verdict.of_what_gradients_hide(attempt, poisoned, self._carried.turned_bad())
             if bad is not None and bad.symptom.buffers and self._written.finite_at >= 0:
-                bad = bad._replace(details={"finite_at": dict.fromkeys(bad.symptom.buffers, self._written.finite_at)})
+                finite_at = dict.fromkeys(bad.symptom.buffers, self._written.finite_at)
+                bad = bad._replace(evidence=Evidence(finite_at=finite_at))
             self.found(attempt, bad)
             edited = None if attempt.bad else verdict.of_edits(attempt, self.models)
             edits = self.tape.mode.edits

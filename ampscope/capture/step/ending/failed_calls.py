@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ampscope.capture.events.calls import BackwardCall, ModuleCall
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep
 from ampscope.capture.events.run_end import RunEnd
-from ampscope.capture.record.run_recorder import Evidence, Recorder
+from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.step.ending.incidents import Incidents
 from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
@@ -19,6 +20,7 @@ from ampscope.capture.torch_support.calls.failed_call import FailedCall
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import UserFrame
+from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import Phase, ReplayStatus, Trigger
 
 _OURS = "the step ended with an error, so there is no whole step to run again"
@@ -105,7 +107,7 @@ class FailedCalls(StepObserver):
             loss=None,
             scale=None,
             outcome=ReplayResult(ReplayStatus.UNAVAILABLE, _OURS),
-            evidence=Evidence(details={"exception": {**raised.call.as_evidence(), "phase": raised.phase}}),
+            evidence=Evidence(exception=replace(raised.call, phase=raised.phase)),
         )
 
     def _ended_by(self, end: RunEnd) -> _Raised | None:

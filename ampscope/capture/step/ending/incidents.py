@@ -10,7 +10,7 @@ from ampscope.capture.budgets import ReplayBudget, TraceBudget
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.heal.choice import BadStep
 from ampscope.capture.heal.healer import Healer
-from ampscope.capture.record.run_recorder import Evidence, Recorder
+from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.replay import memory, player, step_replay
 from ampscope.capture.replay.cures.cure_search import CureSearch
@@ -29,6 +29,7 @@ from ampscope.capture.tracing.operand_keeper import OperandKeeper
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.provenance import absorbed, reaches_loss
+from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import Change, EventKind, ReplayStatus, Source, Trial, Trigger, source_of
 from ampscope.trace.vocabulary import SEEN_LIVE
 
@@ -95,7 +96,7 @@ class Incidents:
         symptom = bad.symptom
         is_of_state = bad.trigger in _OF_STATE
         outcome = ReplayResult(ReplayStatus.UNAVAILABLE, _NO_TIME_LEFT)
-        evidence = Evidence(bad_params=tuple(sorted(symptom.gradients)), details=dict(bad.details))
+        evidence = replace(bad.evidence, bad_params=tuple(sorted(symptom.gradients)))
         started = time.perf_counter()
         recording = recording and recording._replace(broken=symptom.buffers)
         if recording is None or self._guard.broken:
@@ -104,9 +105,8 @@ class Incidents:
             outcome.reason = "the replay itself failed; the run's events say why"
             with self._guard, memory.collector_resting(), own_attributes():
                 outcome, rows, recording = self._replay(attempt, symptom, recording)
-                program = {"compiled": self._models.compiled, "called_from": recording.called_from()}
-                details = outcome.as_evidence() | program | dict(bad.details)
-                evidence = replace(evidence, details=details)
+                evidence = outcome.added_to(evidence)
+                evidence = replace(evidence, compiled=self._models.compiled, called_from=recording.called_from())
                 if is_of_state and (rows is None or not _matters(rows)):
                     return
                 if rows is not None:
@@ -246,9 +246,7 @@ class Incidents:
         trigger = STATE_TRIGGERS[kinds.pop()] if len(kinds) == 1 else Trigger.NONFINITE_STATE
         outcome = ReplayResult(ReplayStatus.UNAVAILABLE, "the state was looked at between two steps, not in one")
         step = min(seen.bad_at for _, seen in bad.held)
-        evidence = Evidence(
-            bad_params=tuple(held.key for held, _ in bad.held[:MOST_NAMED]), details={"state": described(bad)}
-        )
+        evidence = Evidence(bad_params=tuple(held.key for held, _ in bad.held[:MOST_NAMED]), state=described(bad))
         if bad.attempt is not None:
             self._optimizer_again.show(bad.attempt, [held.owner or held.name for held, _ in bad.held])
             self.report(bad.attempt, trigger, outcome, evidence)
@@ -262,18 +260,14 @@ class Incidents:
     def absorbed(self, attempt: StepAttempt, ops: list[int]) -> None:
         """Reports overflows, by sequence number, that vanished again before loss and gradients."""
         outcome = ReplayResult(ReplayStatus.UNAVAILABLE, SEEN_LIVE)
-        self.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, Evidence(details={"ops": ops}))
+        self.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, Evidence(ops=tuple(ops)))
 
     def collapsed(self, attempt: StepAttempt, casts: Mapping[int, Collapsed]) -> None:
         """Reports casts, by sequence number, that made few values of many; the step itself went well."""
         outcome = ReplayResult(ReplayStatus.UNAVAILABLE, SEEN_LIVE)
-        counts = {str(seq): [each.values.before, each.values.after] for seq, each in casts.items()}
-        before = {
-            str(seq): {"since": each.since, **each.before.evidence}
-            for seq, each in casts.items()
-            if each.before is not None
-        }
-        evidence = Evidence(details={"distinct": counts, "cast_before": before})
+        counts = {seq: (each.values.before, each.values.after) for seq, each in casts.items()}
+        before = {seq: each.before.told(each.since) for seq, each in casts.items() if each.before is not None}
+        evidence = Evidence(distinct=counts, cast_before=before)
         trigger, step = Trigger.INFORMATION_LOST, attempt.step
         self._recorder.incident(
             trigger, step=step, optimizer=attempt.index, loss=None, scale=None, outcome=outcome, evidence=evidence

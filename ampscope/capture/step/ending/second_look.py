@@ -17,7 +17,6 @@ from torch import Tensor
 from ampscope.capture.budgets import EARLY_STEPS
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.record.run_recorder import Evidence
 from ampscope.capture.replay.changes import EverythingIn, ReplayChange
 from ampscope.capture.replay.cures.gradient_trials import gradient_trials, trial
 from ampscope.capture.replay.results import ChangedResult, Regained, ReplayResult
@@ -34,6 +33,7 @@ from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.provenance import absorbed, cancelled, lost_mass
+from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import Node, ReplayStatus, Trial, Trigger
 
 #: Zeros of a gradient that float32 has too may become more by this share before they are looked at again.
@@ -168,7 +168,7 @@ class SecondLook(StepObserver):
         divided_away = [origin.seq for origin in absorbed(rows.graph())]
         if divided_away:  # then zeros come of an infinity, whatever else was lost
             self._again.record(attempt, rows)
-            evidence = Evidence(bad_params=tuple(sorted(shares)), details={"ops": divided_away})
+            evidence = Evidence(bad_params=tuple(sorted(shares)), ops=tuple(divided_away))
             self._incidents.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, evidence)
             return
         everything = EverythingIn(torch.float32)
@@ -190,7 +190,7 @@ class SecondLook(StepObserver):
             budget=self._again.budget,
         ):
             self._again.recorder.trial(tried, step=attempt.step, optimizer=attempt.index)
-        evidence = Evidence(bad_params=tuple(sorted(shares)), details={"lost": shares})
+        evidence = Evidence(bad_params=tuple(sorted(shares)), lost=shares)
         self._incidents.report(attempt, Trigger.LOST_GRADIENT, outcome, evidence)
 
 

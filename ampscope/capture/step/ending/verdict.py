@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from ampscope.capture.step.measures import gradients
 from ampscope.capture.step.measures.state.held import Held
 from ampscope.capture.torch_support.calls.failed_call import FailedCall
 from ampscope.capture.torch_support.models import Models
+from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import Phase, StateKind, Trigger
 
 
@@ -23,7 +24,7 @@ class Verdict(NamedTuple):
 
     trigger: Trigger
     symptom: Symptom
-    details: Mapping[str, Any] = MappingProxyType({})  #: what goes into the evidence of the incident
+    evidence: Evidence = Evidence()
 
 
 def of_skip(attempt: StepAttempt, models: Models) -> Verdict:
@@ -87,8 +88,7 @@ def of_updates() -> Verdict:
 
 def of_error(call: FailedCall) -> Verdict:
     """An error ended the run that speaks of values which are not finite, and such are there."""
-    told = {**call.as_evidence(), "phase": Phase.FORWARD}
-    return Verdict(Trigger.EXCEPTION, Symptom(loss=True), {"exception": told})
+    return Verdict(Trigger.EXCEPTION, Symptom(loss=True), Evidence(exception=replace(call, phase=Phase.FORWARD)))
 
 
 def of_loss_alone(opened: OpenStep) -> Verdict | None:

@@ -6,12 +6,13 @@ far from where it is heading. A counter follows nothing, and its steps are all a
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ampscope.capture.tracing.sites import dtype_name
+from ampscope.trace.evidence import LostUpdates
 
 #: Looks in a row in which a tensor has to stand still.
 READINGS = 3
@@ -95,17 +96,17 @@ class Stillness:
         follows = torch.stack([each.movement.follows for each in self._readings]).amin(0) > 2 * _LEAST
         return follows | ((moved - moved[-1]).abs() <= _ALIKE * moved[-1].abs()).all(0)
 
-    def described(self, name: str) -> dict[str, Any]:
-        """What an incident's row says of it, as JSON."""
+    def described(self, name: str) -> LostUpdates:
+        """The evidence of an incident; means over what is far off."""
         far = self._far_off()
         heading = torch.stack([each.heading for each in self._readings]).mean(0)
-        return {
-            "name": name,
-            "module": name.rpartition(".")[0],
-            "dtype": dtype_name(self._dtype),
-            "since": self._since,
-            "last": self._readings[-1].step,
-            "share": float(far.float().mean()),
-            "value": float(self._readings[-1].before[far].abs().mean()),
-            "off_by": float(heading[far].abs().mean()),
-        }
+        return LostUpdates(
+            name=name,
+            module=name.rpartition(".")[0],
+            dtype=dtype_name(self._dtype),
+            since=self._since,
+            last=self._readings[-1].step,
+            share=float(far.float().mean()),
+            value=float(self._readings[-1].before[far].abs().mean()),
+            off_by=float(heading[far].abs().mean()),
+        )

@@ -8,7 +8,7 @@ import inspect
 import linecache
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.user_line import NOWHERE, Place, is_capture, is_inner, user_place
+from ampscope.trace.evidence import RaisedError
 from ampscope.trace.redaction import redacted
 from ampscope.trace.schema import Phase
 
@@ -37,30 +38,13 @@ _UNKNOWN = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailedCall:
+class FailedCall(RaisedError):
     """A call that raised; nothing of it is kept alive."""
-
-    error: str  #: name of the exception's class
-    message: str  #: its first line
-    file: str
-    line: int
-    function: str
-    code: str
-    op: str = ""  #: the ATen overload, as far as the arguments tell; empty where the line does not show a call of torch
-    module: str = ""  #: qualified name of the innermost watched module
-    module_type: str = ""
-    dtype: str = ""  #: of the tensor that the call was made on
-    value: float | None = None  #: the number that does not fit the dtype
-    does_not_fit: bool = False  #: torch refused a number for that reason
 
     @property
     def speaks_of_values(self) -> bool:
         """Whether the error, or the line that it was raised at, is about numbers that are not finite."""
         return not self.does_not_fit and _NOT_FINITE.search(f"{self.message} {self.code}") is not None
-
-    def as_evidence(self) -> dict[str, Any]:
-        """What goes into an incident's row."""
-        return asdict(self)
 
 
 def of_error(error: BaseException | None, names: Mapping[int, str], *, on_purpose: bool = False) -> FailedCall | None:

@@ -11,11 +11,12 @@ from torch import Tensor
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.torch_private import storage_key, storage_ref
-from ampscope.capture.torch_support.user_line import NOWHERE, Place, user_place
+from ampscope.capture.torch_support.user_line import NOWHERE, Place, code_line, user_place
 from ampscope.capture.tracing.distinct.distinct_values import counted, counted_grid
 from ampscope.capture.tracing.sites import dtype_name
 from ampscope.capture.tracing.statistics import stats
 from ampscope.provenance import FEWEST_VALUES
+from ampscope.trace.evidence import EarlierCast
 
 #: Functions that give another dtype and change nothing else.
 _CASTS = frozenset({"to", "half", "bfloat16", "type", "type_as"})
@@ -34,12 +35,9 @@ class CastBefore(NamedTuple):
     dtype: str  #: dtype that it gave
     place: Place
 
-    @property
-    def evidence(self) -> dict[str, Any]:
-        """What an incident's row says of it, as JSON."""
-        place = self.place
-        source = {"file": place.file, "line": place.line, "function": place.function, "code": place.text}
-        return {"read": self.read, "dtype": self.dtype, "source": source}
+    def told(self, since: int) -> EarlierCast:
+        """The same for the evidence of an incident, with the first step that read what it gave."""
+        return EarlierCast(since=since, read=self.read, dtype=self.dtype, source=code_line(self.place))
 
 
 class CastsBefore:

@@ -14,7 +14,6 @@ import torch
 from ampscope.capture.budgets import EARLY_STEPS
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.record.run_recorder import Evidence
 from ampscope.capture.replay.changes import EverythingIn, ModulesInFloat32, ReplayChange
 from ampscope.capture.replay.cures.gradient_trials import trial
 from ampscope.capture.replay.cures.points_in_float32 import Point, PointsInFloat32
@@ -32,6 +31,7 @@ from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.capture.tracing.traced_rows import BadFlow, TracedRows
 from ampscope.provenance import Graph, Origin, absorbed, hidden, hidden_beside
+from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import LOSS_CODE, Phase, ReplayStatus, Trial, Trigger
 
 
@@ -146,13 +146,13 @@ class HiddenOverflow(StepObserver):
         self._record_trials(attempt, recording, whole, _change(rows.graph(), found, conversions=True))
         status = ReplayStatus.DIVERGED if ours.differences else ReplayStatus.EXACT
         outcome = ReplayResult(status, "; ".join(ours.differences), ours.seconds)
-        details = {
-            "ops": [each.seq for each in found],
-            "hidden": [[each.seq, each.sink] for each in found],
-            "gradients_apart": apart.total,
-            "loss_apart": apart.loss,
-        }
-        evidence = Evidence(bad_params=tuple(sorted(names)), details=details)
+        evidence = Evidence(
+            bad_params=tuple(sorted(names)),
+            ops=tuple(each.seq for each in found),
+            hidden=tuple((each.seq, each.sink) for each in found),
+            gradients_apart=apart.total,
+            loss_apart=apart.loss,
+        )
         self._incidents.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, evidence)
         return True
 

@@ -24,6 +24,7 @@ from ampscope.capture.step.measures.stillness import MOST, READINGS, Stillness
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import Trigger
 
 
@@ -87,9 +88,9 @@ class StillBuffers(StepObserver):
 
     def _tell(self, attempt: StepAttempt, recording: TapedStep, names: list[str]) -> None:
         self._told.update(names)
-        found = [self._readings.pop(name).described(name) for name in names]
+        found = tuple(self._readings.pop(name).described(name) for name in names)
         with self._cycle.inside(State.JUDGING):
-            bad = Verdict(Trigger.BUFFER_STANDS_STILL, Symptom(), {"still": found})
+            bad = Verdict(Trigger.BUFFER_STANDS_STILL, Symptom(), Evidence(still=found))
             self._incidents.judge(attempt, bad, recording)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,6 +9,7 @@ from ampscope.capture.step.measures.state.held import Held, Seen
 from ampscope.capture.step.measures.state.state_watch import BadState
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.tracing.sites import dtype_name
+from ampscope.trace.evidence import BadTensor
 from ampscope.trace.schema import StateKind, Trigger
 
 #: Tensors that are described; a run whose weights are all NaN has thousands.
@@ -24,26 +23,26 @@ STATE_TRIGGERS: dict[StateKind, Trigger] = {
 }
 
 
-def described(bad: BadState) -> list[dict[str, Any]]:
-    """Each tensor for the evidence of an incident, as JSON; waits for the device."""
-    return [_one(held, seen) for held, seen in bad.held[:MOST_NAMED]]
+def described(bad: BadState) -> tuple[BadTensor, ...]:
+    """Each tensor for the evidence of an incident; waits for the device."""
+    return tuple(_one(held, seen) for held, seen in bad.held[:MOST_NAMED])
 
 
-def _one(held: Held, seen: Seen) -> dict[str, Any]:
+def _one(held: Held, seen: Seen) -> BadTensor:
     nan, inf = _counts(local(held.tensor).detach())
-    return {
-        "kind": held.kind,
-        "name": held.name,
-        "owner": held.owner,
-        "module": held.module,
-        "dtype": dtype_name(held.tensor.dtype),
-        "finite_at": seen.finite_at,
-        "bad_at": seen.bad_at,
-        "when": seen.when,
-        "nan": nan,
-        "inf": inf,
-        "numel": held.tensor.numel(),
-    }
+    return BadTensor(
+        kind=held.kind,
+        name=held.name,
+        owner=held.owner,
+        module=held.module,
+        dtype=dtype_name(held.tensor.dtype),
+        finite_at=seen.finite_at,
+        bad_at=seen.bad_at,
+        when=seen.when,
+        nan=nan,
+        inf=inf,
+        numel=held.tensor.numel(),
+    )
 
 
 def _counts(tensor: Tensor) -> tuple[int, int]:

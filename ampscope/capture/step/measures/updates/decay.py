@@ -7,13 +7,13 @@ moment with beta2=0.999 never becomes smaller. In float32 it would have, as the 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ampscope.capture.step.measures.stillness import READINGS, Movement
 from ampscope.capture.tracing.sites import dtype_name
+from ampscope.trace.evidence import LostUpdates
 
 #: How many times what it follows an average must be: roundings alone leave second moments off by some times.
 _FAR = 16.0
@@ -62,18 +62,18 @@ class Decay:
         return self._down & far & forgotten
 
     @property
-    def evidence(self) -> dict[str, Any]:
-        """What an incident's row says of it, as JSON; means over what is far off."""
+    def evidence(self) -> LostUpdates:
+        """The evidence of an incident, but for its names; means over what is far off."""
         far = self._far_off
         value = self._value.float()[far]
-        return {
-            "dtype": dtype_name(self._value.dtype),
-            "since": self._since,
-            "last": self._last,
-            "looks": self._looks,
-            "share": float(far.float().mean()),
-            "value": float(value.abs().mean()),
-            "update": float((self._follows / self._looks)[far].mean()),
-            "spacing": torch.finfo(self._value.dtype).eps,
-            "off_by": float(self._follows_what[far].abs().mean()),
-        }
+        return LostUpdates(
+            dtype=dtype_name(self._value.dtype),
+            since=self._since,
+            last=self._last,
+            looks=self._looks,
+            share=float(far.float().mean()),
+            value=float(value.abs().mean()),
+            update=float((self._follows / self._looks)[far].mean()),
+            spacing=torch.finfo(self._value.dtype).eps,
+            off_by=float(self._follows_what[far].abs().mean()),
+        )

@@ -7,12 +7,12 @@ moves have a direction: what of them is lost adds up, until float32 would hold a
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ampscope.capture.tracing.sites import dtype_name
+from ampscope.trace.evidence import LostUpdates
 
 #: Looks that it takes at least, and the numbers that they have to give in all.
 _LOOKS, _NUMBERS = 5, 40
@@ -70,15 +70,15 @@ class Drift:
         return torch.ldexp(torch.full_like(self._lost, info.eps / 2), exponent)
 
     @property
-    def evidence(self) -> dict[str, Any]:
-        """What an incident's row says of it, as JSON."""
-        return {
-            "dtype": dtype_name(self._value.dtype),
-            "since": self.since,
-            "last": self._last,
-            "looks": self._looks,
-            "value": float(self._value.float().abs().mean()),
-            "update": float((self._squares / self._looks).mean().sqrt()),
-            "spacing": float(self._spacing.mean()),
-            "off_by": float(self._lost.abs().mean()),
-        }
+    def evidence(self) -> LostUpdates:
+        """The evidence of an incident, but for its names."""
+        return LostUpdates(
+            dtype=dtype_name(self._value.dtype),
+            since=self.since,
+            last=self._last,
+            looks=self._looks,
+            value=float(self._value.float().abs().mean()),
+            update=float((self._squares / self._looks).mean().sqrt()),
+            spacing=float(self._spacing.mean()),
+            off_by=float(self._lost.abs().mean()),
+        )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.record.run_recorder import Evidence, Recorder
+from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.replay.results import ReplayResult
 from ampscope.capture.step.measures.state.evidence import MOST_NAMED
@@ -29,6 +30,7 @@ from ampscope.capture.step.measures.updates.kept_in_half import KeptInHalf, kept
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.trace.evidence import Evidence, LostUpdates
 from ampscope.trace.schema import ReplayStatus, StateKind, Trigger
 
 #: One step in this many is looked at, at first; later one in so many.
@@ -153,10 +155,10 @@ class StillUpdates(StepObserver):
             return False
         return seen.is_lost
 
-    def _tell(self, attempt: StepAttempt, found: list[dict[str, Any]]) -> None:
+    def _tell(self, attempt: StepAttempt, found: list[LostUpdates]) -> None:
         trigger, status = Trigger.UPDATES_LOST, ReplayStatus.UNAVAILABLE
         outcome = ReplayResult(status, "the step went well; what its optimizer was to write was computed on copies")
-        names = tuple(each["owner"] for each in found)
+        names = tuple(each.owner for each in found)
         self._recorder.incident(
             trigger,
             step=attempt.step,
@@ -164,7 +166,7 @@ class StillUpdates(StepObserver):
             loss=None,
             scale=None,
             outcome=outcome,
-            evidence=Evidence(bad_params=names[:MOST_NAMED], details={"held": found[:MOST_NAMED], "count": len(found)}),
+            evidence=Evidence(bad_params=names[:MOST_NAMED], held=tuple(found[:MOST_NAMED]), count=len(found)),
         )
         self._terminal.incident(trigger.replace("_", " "), attempt.step, outcome.status, outcome.reason)
 
@@ -217,10 +219,15 @@ def _asked(kept: KeptInHalf) -> Tensor:
     return sampled(kept.parameter.grad) != 0
 
 
-def _described(kept: KeptInHalf, watched: _Watched) -> dict[str, Any]:
-    seen, still = watched.seen, float((watched.before == sampled(kept.tensor)).float().mean())
-    names = {"kind": kept.kind, "name": kept.name, "owner": kept.owner, "numel": kept.tensor.numel()}
-    return {**names, "share": still, **seen.evidence}
+def _described(kept: KeptInHalf, watched: _Watched) -> LostUpdates:
+    told = watched.seen.evidence
+    share = told.share if isinstance(watched.seen, Decay) else _still(kept, watched)
+    return replace(told, kind=kept.kind, name=kept.name, owner=kept.owner, numel=kept.tensor.numel(), share=share)
+
+
+def _still(kept: KeptInHalf, watched: _Watched) -> float:
+    """The share of a weight that is as it was."""
+    return float((watched.before == sampled(kept.tensor)).float().mean())
 
 
 def _is_due(step: int) -> bool:

@@ -1,0 +1,242 @@
+"""The evidence of an incident is one type: capture writes it into the incident's row as JSON, analysis reads it back.
+
+A trace is someone else's: a part of the text that is damaged, or of another type than is said here, reads as if it had
+not been written.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache, lru_cache
+from typing import Any, TypeVar
+
+from ampscope.trace.json_columns import details
+from ampscope.trace.schema import IncidentRow, Phase
+
+_NOTHING: Any = object()
+_COLUMN: Mapping[str, bool] = {"column": True}  # marks a field that is a column of its own, not part of the JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeLine:
+    """A line of the user's program."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLine(CodeLine):
+    """A line that calls a watched model."""
+
+    autocast: str = ""  #: dtype of the autocast region around it; empty outside of one
+    tensors: int = 0  #: how many tensors the call returned, one or a tuple; 0 for anything else
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedError(CodeLine):
+    """A call that raised, with the user's line that made it."""
+
+    error: str = "an error"  #: name of the exception's class
+    message: str = ""  #: its first line
+    op: str = ""  #: the ATen overload; empty where the line does not show a call of torch
+    module: str = ""  #: qualified name of the innermost watched module
+    module_type: str = ""
+    dtype: str = ""  #: of the tensor that the call was made on
+    value: float | None = None  #: the number that does not fit the dtype
+    does_not_fit: bool = False  #: torch refused a number for that reason
+    phase: str = Phase.FORWARD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """Gradients that were reduced across ranks, as this rank alone would have sent them."""
+
+    by: str = ""  #: what reduced them; empty where it is not known
+    ranks: int = 0
+    hook: str = ""  #: communication hook; empty without one
+    dtype: str = ""  #: in which they were sent
+    largest: float = 0.0  #: greatest magnitude among them in the replay
+    overflows: bool = False  #: one of them does not fit the dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadTensor:
+    """A weight, a buffer or optimizer state that was found not finite between two steps."""
+
+    kind: str = ""  #: a `StateKind`
+    name: str = ""
+    owner: str = ""  #: the parameter that optimizer state belongs to
+    module: str = ""
+    dtype: str = ""
+    nan: int = 0
+    inf: int = 0
+    numel: int = 0
+    finite_at: int | None = None  #: the last step after which it was seen finite
+    bad_at: int = 0  #: the step after which it was found so
+    when: str = ""  #: a `Looked`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostUpdates:
+    """A tensor in half precision whose updates are rounded away; all sizes are means over its elements."""
+
+    kind: str = ""  #: a `StateKind`; empty for a buffer, or an average of the loop's own
+    name: str = ""
+    owner: str = ""  #: the parameter that optimizer state belongs to
+    module: str = ""
+    dtype: str = ""
+    numel: int = 0
+    since: int = 0  #: the first step of those looked at
+    last: int = 0  #: the last of them
+    looks: int = 0
+    share: float = 0.0  #: of the elements, those that have not moved
+    value: float = 0.0
+    update: float = 0.0
+    spacing: float = 0.0  #: from a number of its dtype to the next, at its values
+    off_by: float = 0.0  #: how far it is from where float32 would have it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierCast:
+    """A cast that the loop made before its step, and that the step read."""
+
+    since: int = 0  #: the first step that read such values
+    read: str = ""  #: the dtype that was cast; empty for a grid that was made in half precision
+    dtype: str = ""
+    source: CodeLine = CodeLine()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What was seen at a step that went wrong. Ops are numbered as in the trace of the step that the incident names."""
+
+    bad_params: tuple[str, ...] = field(default=(), metadata=_COLUMN)  #: whose gradient, or new value, was not finite
+    over_budget: bool = field(default=False, metadata=_COLUMN)  #: not replayed: replays had used up their time
+    # of a replay
+    rows: dict[str, tuple[int, ...]] = field(default_factory=dict)  #: of each input that is not finite, its bad rows
+    reduction: Reduction | None = None
+    compiled: bool = False  #: the model ran as compiled code
+    called_from: tuple[CallLine, ...] = ()
+    # of what outlives a step
+    finite_at: dict[str, int] = field(default_factory=dict)  #: of each bad buffer, the last step that left it finite
+    state: tuple[BadTensor, ...] = ()
+    still: tuple[LostUpdates, ...] = ()  #: buffers, or averages of the loop's own
+    held: tuple[LostUpdates, ...] = ()  #: weights and optimizer state
+    count: int = 0  #: how many are held; ``held`` has the first of them
+    # of what the loop writes between two steps
+    source: CodeLine | None = None  #: the line that writes it
+    carried: tuple[str, ...] = ()  #: what it is called
+    in_float32: str = ""  #: what the same calls came to in float32, a `Trial`
+    read: bool = False  #: a step has read it
+    remains: bool = False  #: it was not finite still when the run ended, and is kept of the model's own
+    # of errors, and of losses that nothing shows
+    exception: RaisedError | None = None
+    ops: tuple[int, ...] = ()  #: overflows that vanished again
+    hidden: tuple[tuple[int, int], ...] = ()  #: overflows that made finite numbers: each with the op that hid it
+    gradients_apart: float | None = None  #: from those in float32, as a share of their size
+    loss_apart: float | None = None
+    lost: dict[str, float] = field(default_factory=dict)  #: by parameter, the share of its gradient that is missing
+    distinct: dict[int, tuple[int, int]] = field(default_factory=dict)  #: by cast: values before it, and after it
+    cast_before: dict[int, EarlierCast] = field(default_factory=dict)  #: by the op that read what it gave
+
+    def as_json(self) -> str:
+        """Writes all that is not a column and not as it is by default."""
+        return json.dumps(_written(self))
+
+    @staticmethod
+    def of(row: IncidentRow) -> Evidence:
+        """Reads the evidence of an incident's row."""
+        return _of_text(row.evidence)
+
+
+T = TypeVar("T")
+
+
+@lru_cache(maxsize=256)
+def _of_text(text: str) -> Evidence:
+    return read(Evidence, details(text))
+
+
+def read(form: type[T], found: object) -> T:
+    """Makes a dataclass of a mapping; a field of which it says nothing, or nothing that fits, keeps its default."""
+    known = found if isinstance(found, dict) else {}
+    readers: dict[str, Callable[[Any], Any]] = _readers(form)
+    values = {name: reader(known[name]) for name, reader in readers.items() if name in known}
+    return form(**{name: value for name, value in values.items() if value is not _NOTHING})
+
+
+@cache
+def _readers(form: Hashable) -> dict[str, Callable[[Any], Any]]:
+    made = typing.cast("type[Any]", form)
+    kinds = typing.get_type_hints(made)
+    return {each.name: _reader(kinds[each.name]) for each in fields(made) if not each.metadata.get("column")}
+
+
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """What makes a value of a type of one that was read from JSON, or `_NOTHING`."""
+    if is_dataclass(kind):
+        return lambda value: read(typing.cast("type[Any]", kind), value) if isinstance(value, dict) else _NOTHING
+    base, inner = typing.get_origin(kind), [_reader(each) for each in typing.get_args(kind) if each is not Ellipsis]
+    if base is tuple and len(inner) > 1:
+        return lambda value: _each(inner, value) if isinstance(value, list) else _NOTHING
+    if base is tuple:
+        return lambda value: _fitting(map(inner[0], value)) if isinstance(value, list) else _NOTHING
+    if base is dict:
+        return lambda value: _pairs(inner[0], inner[1], value) if isinstance(value, dict) else _NOTHING
+    if base is types.UnionType:
+        return lambda value: next((made for each in inner if (made := each(value)) is not _NOTHING), _NOTHING)
+    return _PLAIN[kind]
+
+
+def _each(readers: list[Callable[[Any], Any]], values: list[Any]) -> Any:
+    made = tuple(reader(value) for reader, value in zip(readers, values, strict=False))
+    return made if len(made) == len(readers) and _NOTHING not in made else _NOTHING
+
+
+def _fitting(values: typing.Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(value for value in values if value is not _NOTHING)
+
+
+def _pairs(key: Callable[[Any], Any], value: Callable[[Any], Any], found: dict[str, Any]) -> dict[Any, Any]:
+    pairs = [(key(name), value(each)) for name, each in found.items()]
+    return {name: each for name, each in pairs if name is not _NOTHING and each is not _NOTHING}
+
+
+def _whole(value: Any) -> Any:
+    """A whole number, also where it is the key of an object and thus a text."""
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    return value if type(value) is int else _NOTHING
+
+
+_PLAIN: dict[Any, Callable[[Any], Any]] = {
+    str: lambda value: value if isinstance(value, str) else _NOTHING,
+    bool: lambda value: value if isinstance(value, bool) else _NOTHING,
+    int: _whole,
+    float: lambda value: float(value) if type(value) in (int, float) else _NOTHING,
+    type(None): lambda value: None if value is None else _NOTHING,
+}
+
+
+def _written(made: Any) -> dict[str, Any]:
+    found = {each.name: (each, getattr(made, each.name)) for each in fields(made) if not each.metadata.get("column")}
+    return {name: _plain(value) for name, (each, value) in found.items() if value != _default(each)}
+
+
+def _default(of: Any) -> Any:
+    return of.default_factory() if of.default is MISSING else of.default
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return _written(value)
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
