@@ -1,4 +1,4 @@
-"""What an exception says of the call that raised it: which op, in which module, at which line, as plain data."""
+"""Finds, by an exception's traceback, the call that raised it: op, module and line, as plain data."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class FailedCall:
         return not self.does_not_fit and _NOT_FINITE.search(f"{self.message} {self.code}") is not None
 
     def as_evidence(self) -> dict[str, Any]:
-        """What goes into an incident's row."""
+        """Returns the fields as an incident's row keeps them."""
         return asdict(self)
 
 
@@ -88,7 +88,7 @@ def of_error(error: BaseException | None, names: Mapping[int, str], *, on_purpos
 
 
 def phase_of(error: BaseException, names: Mapping[int, str]) -> Phase:
-    """Where in a step an exception was raised, by the frames that it has left."""
+    """Returns the phase of the step in which an exception was raised, by the frames that it has left."""
     steps = list(_steps(error.__traceback__))
     if any(_self_of(step.tb_frame, Optimizer) is not None for step in steps):
         return Phase.OPTIMIZER
@@ -96,7 +96,7 @@ def phase_of(error: BaseException, names: Mapping[int, str]) -> Phase:
 
 
 def of_function(error: Exception, func: Callable[..., Any], args: Any, kwargs: Any) -> FailedCall | None:
-    """The same of a torch function that the loop called by itself."""
+    """Describes the failed call of a torch function that the loop called by itself; None for control flow."""
     if isinstance(error, _CONTROL_FLOW):
         return None
     return _described(
@@ -105,7 +105,7 @@ def of_function(error: Exception, func: Callable[..., Any], args: Any, kwargs: A
 
 
 class _Call(NamedTuple):
-    """What was called, and with what."""
+    """A function call in a source line: the name called, and its arguments."""
 
     name: str = ""
     values: Sequence[Any] = ()
