@@ -49,7 +49,7 @@ _OF_A_STEP = (Table.STEPS, Table.SCALER_EVENTS, Table.INCIDENTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What was seen at a step that went wrong."""
+    """Holds what was seen at a step that went wrong."""
 
     bad_params: tuple[str, ...] = ()  #: parameters whose gradient, or whose new value, was not finite
     over_budget: bool = False  #: not replayed: replays had used up their share of the run's time
@@ -257,7 +257,7 @@ class Recorder:
         self._writer.put(Table.FINDINGS, [row])
 
     def event(self, kind: EventKind, step: int, text: str) -> None:
-        """An annotation."""
+        """Writes an annotation of a step."""
         self._writer.put(Table.EVENTS, [EventRow(step, self.segment, time.time(), kind, redacted(text))])
 
 
