@@ -1,4 +1,4 @@
-"""What is added to the page that the browser loads first: it is there sooner, and nothing moves once it is shown."""
+"""Adds to the page that the browser loads first, so that it shows sooner and nothing moves once it is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``streamlit run app`` serves. What the first page needs is loaded while the browser opens."""
+"""Serves the app for ``streamlit run app``, and loads what the first page needs while the browser opens."""
 
 from __future__ import annotations
 

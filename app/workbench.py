@@ -1,4 +1,4 @@
-"""What each visit of the app begins with: choose a run in the side bar, then read its pages."""
+"""Begins each visit of the app: choose a run in the side bar, then read its pages."""
 
 from __future__ import annotations
 

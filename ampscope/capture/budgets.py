@@ -39,7 +39,7 @@ HEALING_TRIALS = 10
 
 
 class TraceBudget:
-    """Which steps to trace.
+    """Decides which steps are traced.
 
     Args:
         every: Trace one step in this many; 0 for none; None for the default, which widens itself.
@@ -62,7 +62,7 @@ class TraceBudget:
         self._started = time.perf_counter()
 
     def change(self, *, every: int | None, share: float) -> None:
-        """From the next step on, what the constructor's arguments of these names say is another."""
+        """Replaces the constructor's arguments of these names, from the next step on."""
         self._every, self._share = every if self._sampled or every == 0 else None, share
 
     def wants(self, step: int) -> bool:
@@ -83,7 +83,7 @@ class TraceBudget:
         return self._every is not None or self._due(step) or (self._sampled and self._taken == 0)
 
     def keeps_replay(self, step: int) -> bool:
-        """The same of a step that cannot be traced as it runs: a replay takes many times as long."""
+        """Whether to write a step that cannot be traced as it runs: its replay takes many times as long."""
         rare = self._every is not None or step >= INTERVAL or self._taken == 0
         return rare and self.wants(step) and self.keeps(step)
 
@@ -127,7 +127,7 @@ class TraceBudget:
 
 
 class ReplayBudget:
-    """Which incidents to replay, and how many changes to try on each.
+    """Decides which incidents are replayed, and how many changes are tried on each.
 
     Args:
         share: Share of the run's time that replays may take after the free seconds.

@@ -38,7 +38,7 @@ from ampscope.trace.write.writer import TraceWriter
 
 
 class Scope(Configurable):
-    """What `ampscope.watch` returns: the run being recorded.
+    """The run being recorded, as `ampscope.watch` returns it.
 
     A context manager; leaving it (or `close`, or the end of the process) removes everything AMPscope installed.
     Many methods because it is what the user holds and what the process-wide hooks call.
@@ -143,7 +143,7 @@ class Scope(Configurable):
                 surely(remove, tries=2 if remove in found else 1)
 
     def _hooks(self) -> list[Callable[[], None]]:
-        """What takes everything away by which it hears of the loop."""
+        """Returns the calls that remove every hook by which this scope hears of the loop."""
         left = [lambda: process_hooks.leave(self), lambda: collective_calls.leave(self._steps.received)]
         return [*left, self._modules.uninstall, *(scaler.leave for scaler in self._scalers)]
 
@@ -175,7 +175,7 @@ class Scope(Configurable):
         guard.tell(self._writer.flush)
 
     def figures(self) -> LiveFigures:
-        """What people watch while a run trains: the loss scale, the share of skipped steps, what observing costs.
+        """Returns what people watch while a run trains: loss scale, share of skipped steps, cost of observing.
 
         Never waits for a device: a step counts as soon as its values have reached the host.
         """

@@ -17,7 +17,7 @@ from ampscope.errors import AmpscopeError
 
 
 class Training(StrEnum):
-    """What the demo trains."""
+    """The trainings that the demo offers."""
 
     GPT = "gpt"  #: attention logits outgrow fp16
     HEALED = "healed"  #: the same GPT with ``heal=True``, to its end, and in float32
@@ -35,7 +35,7 @@ _HEALED, _FLOAT32, _LAST = "healed", "float32", 50
 
 
 def _named(package: str) -> str:
-    """What pip is told."""
+    """Returns the package's name as pip takes it."""
     return "'ampscope[torch]'" if package == "torch" else package
 
 

@@ -135,7 +135,7 @@ def command(folder: Path | None, port: int) -> list[str]:
 
 
 def app_folder() -> Path:
-    """Where the app lies: inside the installed package, or beside it in a checkout.
+    """Returns the app's folder: inside the installed package, or beside it in a checkout.
 
     Raises:
         AmpscopeError: it is in neither place.

@@ -30,7 +30,7 @@ class RobustLine(NamedTuple):
         return self.height + self.slope * (place - self.middle)
 
     def reaches(self, height: float, slope: float | None = None) -> float:
-        """Where the line gets to a height, or one of another slope through the same middle; infinite where never."""
+        """Returns where the line, or one of another slope through its middle, reaches a height; infinity for never."""
         slope = self.slope if slope is None else slope
         return self.middle + (height - self.height) / slope if slope > 0 else math.inf
 
@@ -66,7 +66,7 @@ def robust_slope(places: Sequence[float], heights: Sequence[float]) -> float:
 
 
 def _slopes(places: Sequence[float], heights: Sequence[float]) -> list[float]:
-    """Of all pairs of points."""
+    """Returns the slopes of all pairs of points, ascending."""
     points = list(zip(places, heights, strict=True))
     return sorted((high - low) / (late - early) for (early, low), (late, high) in itertools.combinations(points, 2))
 
@@ -90,7 +90,7 @@ def highest_score(heights: Sequence[float], least: int) -> float:
 
 
 def autocorrelation(values: Sequence[float]) -> float:
-    """Of a series with its neighbours, between -1 and 1; 0 where it does not move."""
+    """Returns the correlation of a series with itself shifted by one, between -1 and 1; 0 where it does not move."""
     mean = sum(values) / len(values)
     apart = [each - mean for each in values]
     whole = sum(each * each for each in apart)

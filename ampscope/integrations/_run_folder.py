@@ -1,4 +1,4 @@
-"""Where a framework's run is put: beside what the framework logs, the same folder on every rank."""
+"""Chooses the folder of a framework's run: beside what the framework logs, the same on every rank."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from ampscope.trace.read.find import from_here
 
 
 def verdict_line(folder: Path) -> str:
-    """What ``ampscope diagnose`` says first of the run in ``folder``, and how to see the rest.
+    """Returns one line with the verdict of ``ampscope diagnose`` on the run in ``folder``, and how to see the rest.
 
     Where the run cannot be diagnosed, the line says why: the training has ended well all the same.
     """

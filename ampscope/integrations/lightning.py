@@ -133,7 +133,7 @@ class WatchCallback(Callback):
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint remembers: the run it was made in."""
+        """Returns the callback's state for a checkpoint: the run that it was made in."""
         return {_FOLDER: str(self._folder)} if self._folder is not None else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ class WatchCallback(Callback):
 
 
 def new_run_folder(trainer: Any) -> Path:
-    """Where a new run of a trainer goes, the same on every rank.
+    """Returns the folder of a trainer's new run, the same on every rank.
 
     ``trainer.log_dir`` asks the other ranks, and AMPscope never communicates within a training. Where there are
     several, the place of the checkpoints tells what they have agreed upon.

@@ -37,7 +37,7 @@ class Watched:
         self.scopes: dict[Path, Scope] = {}  #: by the folder of the run
 
     def __call__(self, model: Any, scaler: Any = None, **options: Any) -> Scope:
-        """As `ampscope.watch`, which says what goes in; prints nothing, and records below the test's ``tmp_path``."""
+        """Watches a model as `ampscope.watch` does; prints nothing, and records below the test's ``tmp_path``."""
         import ampscope
 
         folder = Path(options.pop("dir", self.folder / f"run-{len(self.scopes)}"))

@@ -23,7 +23,7 @@ _SATURATES = frozenset(
 
 
 class Harmless(StrEnum):
-    """Why a non-finite value is left alone."""
+    """The reasons why a non-finite value is left alone."""
 
     MASK = "mask"  #: -inf (or inf) written on purpose, as in a mask, and gone before anything that matters
     SATURATED = "saturated"  #: an infinity that a bounded function took to the limit that any large number has there
@@ -72,7 +72,7 @@ def _is_born(graph: Graph, seq: int) -> bool:
 
 
 def _why(graph: Graph, seq: int) -> Harmless:
-    """What becomes of a non-finite value that reaches no sink."""
+    """Returns the reason why a non-finite value that reaches no sink does no harm."""
     seen, queue = {seq}, [seq]
     swallowed: set[str] = set()  # names of the ops that made something finite of it
     while queue:

@@ -14,7 +14,7 @@ REACH = 4
 
 
 class Counterparts:
-    """What float32 has in the place of what a step gave.
+    """Finds the results in a float32 replay that correspond to those of a step in half precision.
 
     Args:
         half: The step as it was.
@@ -27,7 +27,7 @@ class Counterparts:
         self._partner = _partners(half, wide)
 
     def of(self, seq: int, out: int) -> OpRow | None:
-        """What float32 has in the place of an output; None where it has no such op."""
+        """Returns the float32 result that corresponds to an output; None where float32 has no such op."""
         for _ in range(REACH):
             partner = self._partner.get(seq)
             if partner is not None:
@@ -44,7 +44,7 @@ class Counterparts:
 
 
 def _partners(half: Graph, wide: Graph) -> dict[int, int]:
-    """Of each op that hands nothing on, the one of the other execution: the same code, as often run."""
+    """Maps each op that hands nothing on to the other execution's: the same code, as often run."""
     mine, theirs = _by_point(half), _by_point(wide)
     found: dict[int, int] = {}
     for point, seqs in mine.items():

@@ -92,7 +92,7 @@ class Graph:
         return any(not _row_is_finite(self.output(edge.from_seq, edge.from_out)) for edge in self._left_in_place(seq))
 
     def _left_in_place(self, seq: int) -> Iterator[EdgeRow]:
-        """What an op overwrote only in part, and what its writer had overwritten in part before, newest first."""
+        """Yields the values that an op overwrote only in part, and those that their writers had, newest first."""
         seen = {seq}
         while (before := self._overwritten(seq)) is not None and before.partial and before.from_seq not in seen:
             yield before

@@ -41,7 +41,7 @@ def hidden(graph: Graph) -> list[Origin]:
 
 
 def hidden_beside(half: Graph, wide: Graph) -> list[Origin]:
-    """Those of which float32 has other numbers, and no infinity, where a loss or a gradient depends on them.
+    """Finds the hidden overflows for which float32 has other, finite numbers, and that a loss or gradient depends on.
 
     Args:
         half: The step as it was, with every statistic.

@@ -1,4 +1,4 @@
-"""What carries the loss scale before backward: the scaled loss, and all that is made of it."""
+"""Finds the values that carry the loss scale before backward: the scaled loss, and all that is made of it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ampscope.trace.schema import ENTRY_NODES, Node, Phase
 
 
 class Scaled(NamedTuple):
-    """Of one step, by sequence number."""
+    """The ops of one step that carry the loss scale, by sequence number."""
 
     scale: frozenset[int] = frozenset()  #: where the loss scale itself entered it
     carrying: frozenset[int] = frozenset()  #: what was computed from that, backward left out: all of it carries it
 
 
 def scaled(graph: Graph, scale: float | None) -> Scaled:
-    """What carries the loss scale outside of backward.
+    """Finds the ops outside of backward whose results carry the loss scale.
 
     A scale of 1 makes nothing larger, and other numbers are 1 as well.
 

@@ -44,7 +44,7 @@ _COARSE = 2
 
 
 class HowLost(StrEnum):
-    """What became of the mass."""
+    """The ways in which the mass of a value is lost."""
 
     FLUSHED = "flushed"  #: below the dtype's smallest number
     SATURATED = "saturated"  #: a function's result rounded to its bound
@@ -52,7 +52,7 @@ class HowLost(StrEnum):
 
 
 class Loss(NamedTuple):
-    """Where mass was lost."""
+    """The op at which mass was lost, how, and how much."""
 
     origin: Origin  #: the op, and its way to the gradient
     how: HowLost
@@ -213,7 +213,7 @@ def _typical(row: OpRow) -> float:
 
 
 def _magnitude(exponent: int) -> float:
-    """Of an element with that exponent; that of a damaged trace may be any number."""
+    """Returns the magnitude of an element with that exponent, which may be any number in a damaged trace."""
     return math.ldexp(1.5, min(exponent, sys.float_info.max_exp - 1))
 
 

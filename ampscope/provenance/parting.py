@@ -1,4 +1,4 @@
-"""Where two executions of one step part: the proof, or what is missing of it, that only chance lies between them."""
+"""Finds where two executions of one step part: the proof, or its gap, that only chance lies between them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FAR = 2.0
 
 
 class How(StrEnum):
-    """In what the executions part."""
+    """The kinds of differences by which two executions part."""
 
     RESULT = "result"  #: of one op, on operands that are the same to the last bit, as far as was measured
     DIGITS = "digits"  #: likewise, by no more than another order of summation makes
@@ -33,7 +33,7 @@ class Parting(NamedTuple):
 
 
 def parting(real: Graph, again: Graph, until: int) -> Parting | None:
-    """Where an execution of a step parts from another, among an op and all that led to it.
+    """Finds the first op at which an execution of a step parts from another, among an op and all that led to it.
 
     Args:
         real: The execution that went wrong, with extremes at least.
@@ -136,7 +136,7 @@ def _leading_to(graph: Graph, seqs: list[int]) -> set[int]:
 
 
 def _partners(real: Graph, again: Graph) -> dict[int, int]:
-    """Of each op its counterpart: the same program point, as often run.
+    """Maps each op to its counterpart: the same program point, as often run.
 
     The real execution may also hold what led to no loss and no gradient, which nobody ran again; where a program point
     ran more often there, only what did is counted.

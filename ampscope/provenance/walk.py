@@ -17,7 +17,7 @@ _LOGARITHMS = frozenset({"log", "log2", "log10"})
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a non-finite value that mattered was born."""
+    """The op at which a non-finite value that mattered was born, and its way to a sink."""
 
     seq: int
     out: int
@@ -26,7 +26,7 @@ class Origin:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What makes two origins one."""
+        """The identity of the origin: two with the same key are one."""
         return (self.seq, self.out)
 
 

@@ -44,7 +44,7 @@ def failures(gate: Gate) -> list[Check]:
 
 
 def matters(diagnosis: Diagnosis) -> Iterator[Incident | Finding]:
-    """What is an error or a warning, what is told first before all else."""
+    """Yields the errors and warnings, beginning with the one that the diagnosis tells first."""
     items: list[Incident | Finding] = [*diagnosis.incidents, *diagnosis.findings]
     first = [diagnosis.primary] if diagnosis.primary is not None else []
     others = [item for item in items if item != diagnosis.primary]
@@ -52,7 +52,7 @@ def matters(diagnosis: Diagnosis) -> Iterator[Incident | Finding]:
 
 
 def title(item: Incident | Finding) -> str:
-    """Its cause and its steps on one line."""
+    """Returns an incident's or finding's cause and steps in one line."""
     words = what_in_words(item)
     return visible(f"{words[:1].upper()}{words[1:]}, {when_in_words(item)}")
 
@@ -235,7 +235,7 @@ def _result(rule: str, level: str, text: str) -> dict[str, Any]:
 
 
 def _location(source: SourceLine | None, module: str) -> dict[str, Any]:
-    """Where it is; the fingerprint leaves out the line's number, which moves from commit to commit."""
+    """Returns the place in SARIF; its fingerprint leaves out the line number, which moves from commit to commit."""
     place: dict[str, Any] = {}
     if source is not None:
         region = {"startLine": max(1, source.line), "snippet": {"text": visible(source.code)}}

@@ -144,7 +144,7 @@ def _first_line(described: Any) -> str:
 
 
 def _descriptions(described: type) -> dict[str, str]:
-    """What comments say of the fields of a class and its bases."""
+    """Returns the descriptions of the fields of a class and its bases, from the comments behind them."""
     told: dict[str, str] = {}
     for each in reversed(described.__mro__):
         if dataclasses.is_dataclass(each) or each is described:

@@ -73,7 +73,7 @@ def part(number: int | None, total: int | None, *, missing: str = "") -> str:
 
 
 def nonfinite(operand: Operand) -> str:
-    """What of a tensor is not finite, with counts where they were taken; empty when all of it is finite."""
+    """Says which elements of a tensor are not finite, with counts where they were taken; empty when all are finite."""
     counts = ((operand.statistics.nan, "NaN"), (operand.statistics.posinf, "inf"), (operand.statistics.neginf, "-inf"))
     counted = [f"{number:,} {word}" for number, word in counts if number]
     return ", ".join(counted or dict.fromkeys(map(value, _nonfinite_bounds(operand))))

@@ -48,7 +48,7 @@ def _slice(name: str, begin: int, width: int, category: str, **more: Any) -> dic
 
 
 def _modules(track: Timeline) -> Iterator[dict[str, Any]]:
-    """Those that hold others first, as the format wants slices that begin together."""
+    """Yields a slice for each module, outer ones first, as the format wants slices that begin together."""
     spans = track.spans
     for first, last, _, module in zip(spans.first, spans.last, spans.depth, spans.module, strict=True):
         yield _slice(track.modules[int(module)], int(first), int(last - first) + 1, "module")
@@ -76,7 +76,7 @@ def _ops(seen: Recording, track: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _arrows(track: Timeline) -> Iterator[dict[str, Any]]:
-    """From an op of forward to those of backward that belong to it."""
+    """Yields arrows from each op of forward to those of backward that belong to it."""
     for position, forward in enumerate(track.forward):
         if forward >= 0:
             both = {"name": "backward of", "cat": "backward", "id": position, "pid": _PROCESS, "tid": _OPS}

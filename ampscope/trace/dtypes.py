@@ -1,4 +1,4 @@
-"""What is true of each floating-point dtype, by torch's name for it: size, range and spacing."""
+"""Lists the facts of each floating-point dtype, by torch's name for it: size, range and spacing."""
 
 from __future__ import annotations
 

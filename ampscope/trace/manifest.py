@@ -78,7 +78,7 @@ _BOUNDS = {"world_size": (1, MOST_RANKS), "parameters": (0, 2**63 - 1)}
 
 
 def changed_facts(before: Manifest, now: Manifest) -> dict[str, tuple[Any, Any]]:
-    """What is otherwise where a run goes on: versions, device, ranks, model, torch's settings; each was and is."""
+    """Returns facts that differ where a run goes on, old and new: versions, device, ranks, model, torch's settings."""
     was, now_is = _facts(before), _facts(now)
     names = dict.fromkeys((*was, *now_is))
     return {name: (was.get(name), now_is.get(name)) for name in names if was.get(name) != now_is.get(name)}
@@ -218,7 +218,7 @@ def _segment(path: Path, data: Any) -> Segment:
 
 
 def _changed(data: Any) -> dict[str, tuple[Any, Any]]:
-    """What a segment changed; nothing where a damaged manifest, or one of an earlier AMPscope, does not tell."""
+    """Reads the facts that a segment changed; none where a damaged or older manifest does not tell."""
     pairs = data.items() if isinstance(data, dict) else ()
     return {str(name): (pair[0], pair[1]) for name, pair in pairs if isinstance(pair, list) and len(pair) == 2}
 

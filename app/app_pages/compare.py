@@ -30,7 +30,7 @@ _ENVIRONMENT = "Where and how they ran"
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What is compared."""
+    """The two runs, or steps, that are compared."""
 
     one: Side
     other: Side
@@ -112,7 +112,7 @@ def compared(chosen: Chosen) -> Comparison | None:
 
 
 def ways_onward(chosen: Chosen, found: Comparison) -> None:
-    """Where the numbers part, in Replay, on either side."""
+    """Shows links to the op where the numbers part, in Replay, on either side."""
     diverged = found.first_divergence
     if diverged is None or not diverged.traced:
         return
@@ -144,7 +144,7 @@ def curves(chosen: Chosen) -> None:
 
 
 def sides_html(sides: Sequence[Side]) -> str:
-    """Which line is whose."""
+    """Returns a legend that says which line belongs to which run."""
     drawn = (
         f'<span><i class="{kind}"></i>{side.letter}: {as_html(side.key, 80)}{_rank(side)}</span>'
         for kind, side in zip(("", "other"), sides, strict=False)

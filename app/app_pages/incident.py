@@ -67,7 +67,7 @@ def incident_page() -> None:
 
 
 def parts_of(run: RunSnapshot, diagnosis: Diagnosis, name: str, item: Item) -> dict[str, Callable[[], None]]:
-    """What there is to see of it, the parts that have something to show."""
+    """Returns the parts of an incident or finding that have something to show, by heading."""
     closeup = closeup_of(run, name)
     parts: dict[str, Callable[[], None]] = {}
     parts["What happened"] = partial(what_happened, run, diagnosis, name, item, closeup)
@@ -87,7 +87,7 @@ def parts_of(run: RunSnapshot, diagnosis: Diagnosis, name: str, item: Item) -> d
 
 
 def ways_onward(run: RunSnapshot, item: Item) -> None:
-    """Links to what else there is to see of it."""
+    """Shows links to what else there is to see of an incident or finding."""
     with link_row():
         if isinstance(item, Finding):
             to_usage("All that was checked")
@@ -132,7 +132,7 @@ def your_line(item: Item, source: SourceLine, closeup: Closeup) -> None:
 
 
 def clipped(seen: Overview, item: Item) -> None:
-    """What the steps show of it, where they do."""
+    """Shows what clipping did to the gradient norms, where the steps tell."""
     if words := clipped_norm(seen, item.step):
         heading("What it did")
         paragraph(words)
@@ -141,7 +141,7 @@ def clipped(seen: Overview, item: Item) -> None:
 
 
 def how_to_see_its_origin(diagnosis: Diagnosis) -> None:
-    """What to do where no trace shows the origin."""
+    """Says what to do where no trace shows the origin."""
     heading("How to see where it begins")
     paragraph("Trace the steps as they run, so that the next such step is seen op by op whatever its replay does:")
     watch_line(diagnosis, "every=1")
@@ -158,7 +158,7 @@ def way_of_the_value(run: RunSnapshot, incident: Incident, graph: PathGraph) -> 
 
 
 def evidence(incident: Incident) -> None:
-    """What the op read and wrote."""
+    """Shows the values that the op read and wrote."""
     operands = (*incident.inputs, *incident.outputs)
     if drawn := magnitudes(operands, incident.tried):
         heading("Magnitudes against what each dtype can hold")

@@ -62,7 +62,7 @@ def overview_page() -> None:
 
 
 def verdict(run: RunSnapshot) -> None:
-    """The card, and where to go from it."""
+    """Shows the verdict's card, and links to where it leads."""
     diagnosis = diagnosis_of(run)
     diagnosis_card(diagnosis)
     if diagnosis.note:
@@ -96,7 +96,7 @@ def verdict(run: RunSnapshot) -> None:
 
 
 def headroom(run: RunSnapshot) -> None:
-    """Which modules come closest to overflow, and when."""
+    """Shows which modules come closest to overflow, and when."""
     if (picked := take_pick()) is not None:
         switch_to_ranges(*picked)
     seen = closest_of(run)

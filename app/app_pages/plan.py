@@ -95,7 +95,7 @@ def detail(found: Plan, name: str) -> list[tuple[str, ...]]:
 
 
 def to_paste(run: RunSnapshot, name: str | None) -> None:
-    """Which modules may go lower and which should stay up, and the code that makes it so."""
+    """Shows which modules may go lower and which should stay up, and the code that makes it so."""
     found = plan_of(run)
     heading("What to do")
     names = NAMES if name is None else (name,)

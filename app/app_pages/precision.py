@@ -92,7 +92,7 @@ def precision_page() -> None:
 
 
 def over_steps(run: RunSnapshot, chosen: TracedStep) -> None:
-    """What became of the dtypes over all traced steps, as a picture in which a step can be chosen."""
+    """Shows how the dtypes changed over all traced steps, as a picture in which a step can be chosen."""
     optimizer = execution_of(chosen.source)[1]
     seen = precision_over_steps_of(run, int(optimizer or 0))
     if len(seen.steps) < _FEWEST:
@@ -124,7 +124,7 @@ def follow_click(sources: dict[int, str]) -> None:
 
 
 def replay_of(step: TracedStep, rows: Iterable[PrecisionRow | CastRow | Fp32Island]) -> list[Way]:
-    """Where Replay shows the first op of each row."""
+    """Returns links to the first op of each row, in Replay."""
     return [way_to(Page.REPLAY, step=step.step, source=step.source, op=row.first) for row in rows]
 
 
@@ -133,7 +133,7 @@ def link_to_step(step: int, words: str) -> None:
 
 
 def summary(precision: Precision) -> str:
-    """What the whole step ran in."""
+    """Says in which dtypes the whole step ran, and whether autocast was on."""
     shares = ", ".join(f"{share(precision.total.part(one.dtype))} in {one.dtype}" for one in precision.total.shares)
     regions = " and ".join(precision.autocast)
     autocast = f"Autocast was on, in {regions}." if regions else "Autocast was off."
@@ -164,7 +164,7 @@ def dtypes_by_module(rows: tuple[PrecisionRow, ...], step: TracedStep) -> None:
 
 
 def asked_module(module: str, found: tuple[PrecisionRow, ...], step: TracedStep) -> None:
-    """Which module a link asked for, its ops in Replay, and the way back to all of them."""
+    """Says which module a link asked for, with links to its ops in Replay and back to all modules."""
     if found:
         paragraph(f"Of the modules, only {module} and what is in it.", 240)
     else:

@@ -46,7 +46,7 @@ def whole(run: RunSnapshot) -> None:
 
 
 def first_bad(run: RunSnapshot, bad: tuple[BadStep, ...]) -> None:
-    """Where each bad step began, with ways to the first that spread."""
+    """Shows where each bad step began, with links to the first that spread."""
     heading("Where each bad step began")
     table("Where each bad step began", BAD_COLUMNS, bad_rows(bad), numeric=BAD_COLUMNS[:1])
     spread = next((each for each in bad if each.origins and each.received), None)

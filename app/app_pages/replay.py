@@ -44,7 +44,7 @@ _FIND = "replay-find"
 
 @dataclass(frozen=True, slots=True)
 class OnScreen:
-    """What the debugger shows, but for where in it the cursor is."""
+    """The content of the debugger's page, but for the cursor's position in it."""
 
     run: RunSnapshot
     step: TracedStep
@@ -84,7 +84,7 @@ def link_to_step(step: int, words: str) -> None:
 
 
 def start_position(on_screen: OnScreen) -> int:
-    """Where to begin: at the origin of the incident, in a repeat of it where something not finite begins, else at 0."""
+    """Returns where to begin: at the incident's origin, in a repeat of it at its first non-finite result, else at 0."""
     if on_screen.incident is None or on_screen.incident[1].severity == Severity.INFO:
         return 0
     _, incident = on_screen.incident
@@ -146,13 +146,13 @@ def ways_onward(on_screen: OnScreen, detail: OpDetail) -> None:
 
 
 def address_of_op(step: TracedStep, seq: int) -> str:
-    """Where the op with sequence number ``seq`` is shown as here."""
+    """Returns the address of this page at the op with sequence number ``seq``."""
     asked = {"step": step.step, "source": step.source, "op": seq, "against": get_param("against")}
     return way_to(Page.REPLAY, **asked).address
 
 
 def dataflow(recording: Recording, detail: OpDetail, cursor: Cursor, address: Callable[[int], str]) -> None:
-    """What the op read from, who reads it, its other half; each leads there."""
+    """Lists the ops that the op read from, those that read it, and its other half, each as a link."""
     if detail.producers:
         st.caption("It read what these wrote")
         neighbour_list("replay-producers", "Ops that it read from", detail.producers, cursor.move, address)
@@ -167,7 +167,7 @@ def dataflow(recording: Recording, detail: OpDetail, cursor: Cursor, address: Ca
 
 
 def histograms(on_screen: OnScreen, cursor: Cursor) -> None:
-    """Where the values of the result lie; not while playing, because it takes a moment to draw."""
+    """Shows how the result's values are distributed; not while playing, because it takes a moment to draw."""
     if drawn := magnitudes(histograms_of(on_screen.run, on_screen.step, cursor.position)):
         heading("Magnitudes of what it wrote, against what each dtype can hold")
         with figure("magnitudes", f"What op {cursor.position + 1:,} of step {on_screen.step.step:,} wrote", MAGNITUDES):

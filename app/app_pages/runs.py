@@ -134,7 +134,7 @@ def curve_cell(curve: Curve, words: Callable[[float], str]) -> Cell:
 
 
 def searched_words(cells: tuple[Cell, ...]) -> tuple[str, ...]:
-    """What a search finds of a row beside the run's own facts: what the reader sees of its verdict."""
+    """Returns the words of a row that a search looks at besides the run's own facts: those of its verdict."""
     return tuple(cells[_COLUMNS.index(name)].text for name in ("Verdict", "What", "State"))
 
 

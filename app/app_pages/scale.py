@@ -131,7 +131,7 @@ def skip_row(one: SkippedStep) -> tuple[str, ...]:
 
 
 def tripped(one: SkippedStep) -> str:
-    """Whose gradients made the scaler skip."""
+    """Says which parameters' gradients made the scaler skip."""
     if not one.tripped:
         return "not recorded"
     if one.tripped == one.all_params > len(one.params):
@@ -141,7 +141,7 @@ def tripped(one: SkippedStep) -> str:
 
 
 def event_table(events: tuple[ScaleEvent, ...]) -> None:
-    """Every change with the line that made it."""
+    """Shows every change of the scaler with the line that made it."""
     columns = ("Step", "What happened", "Scale before", "Scale after", "Details", "Your line", "Code")
     table(
         "Every change of the scaler", columns, [event_row(event) for event in events], numeric=columns[:1], fold="Step"

@@ -37,7 +37,7 @@ def course_chart(seen: CourseFigure) -> go.Figure:
 
 
 def _steps(seen: CourseFigure) -> list[int]:
-    """Those that the figure spans."""
+    """Returns the steps that the figure spans."""
     steps = [*seen.course.steps, *seen.overflows, *((seen.cone.high,) if seen.cone is not None else ())]
     return steps or [seen.marked or 0]
 

@@ -84,7 +84,7 @@ def _scaling(axis: Axis) -> dict[str, object]:
 
 
 def _format(axis: Axis) -> str:
-    """As other numbers are written: with an exponent where they are very small or very large."""
+    """Returns the axis's number format: with an exponent where numbers are very small or very large, as elsewhere."""
     largest = max(abs(axis.low), abs(axis.high))
     return ",~g" if _SMALL <= largest < _LARGE else "~e"
 

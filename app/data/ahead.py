@@ -97,7 +97,7 @@ def _of_plan(run: RunSnapshot) -> None:
 
 
 def _first_optimizer(run: RunSnapshot) -> int | None:
-    """That which a page shows first; None where there is one alone."""
+    """Returns the optimizer that a page shows first; None where there is only one."""
     numbers = overview_of(run, None).optimizers
     return numbers[0] if len(numbers) > 1 else None
 

@@ -12,5 +12,5 @@ from data.run_snapshot import RunSnapshot
 
 @cached(grown, entries=16)
 def comparison_of(one: RunSnapshot, other: RunSnapshot, step: int | None, other_step: int | None) -> Comparison:
-    """What differs between the two runs, or between a step of each, on the ranks that the snapshots look at."""
+    """Compares two runs, or a step of each, on the ranks that the snapshots look at."""
     return comparison(Opened(one.run, one.rank, step), Opened(other.run, other.rank, other_step))

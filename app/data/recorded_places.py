@@ -1,4 +1,4 @@
-"""Which nodes of a traced step are places whose ranges were recorded, and what was recorded of them."""
+"""Finds the nodes of a traced step whose ranges were recorded as places, and what was recorded of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def recorded_place_of(run: RunSnapshot) -> Callable[[PathNode], str | None]:
 
 
 def recorded_before(run: RunSnapshot, incident: Incident, closeup: Closeup) -> list[tuple[str, str, PlaceDetail]]:
-    """Of an incident's op the result and the operands that have a course up to it.
+    """Returns the result and the operands of an incident's op that have a recorded course up to it.
 
     Args:
         run: The run, seen from the incident's rank.

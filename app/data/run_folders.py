@@ -1,4 +1,4 @@
-"""Which runs the app offers: those below the folders it was given, and nothing else on the disk."""
+"""Finds the runs that the app offers: those below the folders it was given, and nothing else on the disk."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class OfferedRun:
 
     @property
     def label(self) -> str:
-        """Its key, cut short, as the app writes it."""
+        """The run's key, cut short, as the app writes it."""
         return f"{short(self.key, 70)} (sample)" if self.is_sample else short(self.key, 80)
 
 
@@ -59,7 +59,7 @@ def run_folders() -> tuple[RunFolder, ...]:
 
 
 class Look(NamedTuple):
-    """What there is in folders at one moment."""
+    """The runs found in folders at one moment, and the folders that could not be read."""
 
     runs: dict[str, OfferedRun]  #: by key
     unreachable: dict[RunFolder, str]  #: those in stores that cannot be used or do not answer, and why
@@ -102,7 +102,7 @@ def offered_runs(folders: tuple[RunFolder, ...]) -> dict[str, OfferedRun]:
 
 
 def unreachable_folders(folders: tuple[RunFolder, ...]) -> dict[RunFolder, str]:
-    """Those of which nothing is known, and why."""
+    """Returns the folders of which nothing is known, and why."""
     return _looked(folders).unreachable
 
 
@@ -125,7 +125,7 @@ def _runs_below(path: Path) -> list[Path]:
 
 @st.cache_resource(show_spinner=False)
 def _silent_stores() -> dict[Path, tuple[float, str]]:
-    """What did not answer, when, and why."""
+    """Holds for all sessions the folders in stores that did not answer, when, and why."""
     return {}
 
 
@@ -137,7 +137,7 @@ def _key(path: Path, folder: RunFolder, taken: dict[str, OfferedRun]) -> str:
 
 
 def _command_line() -> list[Path]:
-    """What follows ``--`` in ``streamlit run app -- FOLDER``."""
+    """Returns the folders that follow ``--`` in ``streamlit run app -- FOLDER``."""
     if Path(sys.argv[0]).name != _ENTRY:
         return []
     return list(_paths(sys.argv[1:]))

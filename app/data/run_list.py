@@ -35,7 +35,7 @@ class ShortVerdict:
 
 @dataclass(slots=True)
 class RunList:
-    """What is known of runs so far; shared by everyone who looks at the same app."""
+    """Holds what is known of runs so far; shared by everyone who looks at the same app."""
 
     _summaries: dict[ManifestVersion, RunSummary] = field(default_factory=dict)
     _verdicts: dict[VerdictKey, ShortVerdict] = field(default_factory=dict)
@@ -79,7 +79,7 @@ def _manifest_version(path: Path) -> ManifestVersion:
 
 
 def _verdict_key(run: RunSummary) -> VerdictKey:
-    """What a verdict was made of: in a run being written, another one at its first steps and whenever it went wrong."""
+    """Returns the key of a verdict, which changes in a run being written at its first steps and when it goes wrong."""
     return _manifest_version(run.path), min(run.steps, FIRST_STEPS), run.incidents, run.findings
 
 

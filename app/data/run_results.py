@@ -70,7 +70,7 @@ def diagnosis_of(run: RunSnapshot) -> Diagnosis:
 
 @cached(rows_of(*_TRACED), of_rank=False)
 def closeup_of(run: RunSnapshot, item: str) -> Closeup:
-    """What lies around an incident or finding, by its name from `named_items`."""
+    """Returns the surroundings of an incident or finding, by its name from `named_items`."""
     return closeup(run.run, named_items(diagnosis_of(run))[item])
 
 
@@ -119,13 +119,13 @@ def precision_of(run: RunSnapshot, step: int, source: str) -> Precision:
 
 @cached(grown, spinner="Looking through the traced steps")
 def precision_over_steps_of(run: RunSnapshot, optimizer: int) -> PrecisionOverSteps:
-    """What the ops of all its traced steps ran in."""
+    """Returns the dtypes that the ops of all traced steps ran in."""
     return precision_over_steps(run.run, rank=run.rank, optimizer=optimizer)
 
 
 @cached(grown, spinner="Reading the histograms")
 def plan_of(run: RunSnapshot) -> Plan:
-    """What each module would lose in a narrower format."""
+    """Returns the plan of what each module would lose in a narrower format."""
     return plan(run.run, rank=run.rank)
 
 
@@ -149,7 +149,7 @@ def place_keys_of(run: RunSnapshot) -> frozenset[str]:
 
 @cached(rows_of(Table.STEPS, Table.OPS, Table.SITES))
 def search_of(run: RunSnapshot, text: str) -> tuple[Hits, ...]:
-    """What of the run has these words."""
+    """Returns the steps, modules, lines and ops of the run that have these words."""
     return search(run.run, text, rank=run.rank)
 
 

@@ -19,7 +19,7 @@ _OPEN = 16
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """Which run it is, whatever is added to it."""
+    """The identity of a run, whatever is added to it."""
 
     path: str
     created: float  #: unix time, seconds; another run in the same folder has another
@@ -56,7 +56,7 @@ class RunSnapshot:
         return _opened(self.identity)
 
     def stamps_of(self, tables: Iterable[Table]) -> tuple[int, ...]:
-        """What changes whenever one of ``tables`` has new rows."""
+        """Returns stamps that change whenever one of ``tables`` has new rows."""
         known = dict(self.stamps)
         return tuple(known[table] for table in tables)
 

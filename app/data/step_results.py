@@ -17,7 +17,7 @@ KEPT = 6
 
 @cached(rows_of(Table.OPS), entries=16)
 def traced_steps_of(run: RunSnapshot) -> tuple[TracedStep, ...]:
-    """What was traced of the run, the newest first."""
+    """Returns the traced steps of the run, the newest first."""
     return traced_steps(run.run, rank=run.rank)
 
 
@@ -35,5 +35,5 @@ def lockstep_of(run: RunSnapshot, step: TracedStep, other: TracedStep) -> Lockst
 
 @cached(identity)
 def histograms_of(run: RunSnapshot, step: TracedStep, position: int) -> tuple[Operand, ...]:
-    """What an op wrote, with its exponents."""
+    """Returns the outputs of an op with their histograms of exponents."""
     return with_histograms(run.run, recording_of(run, step), position)

@@ -1,4 +1,4 @@
-"""What the reader looks at - run, step, op, module - in the page's query parameters and, from page to page, in mind.
+"""Keeps what the reader looks at - run, step, op, module - in the query parameters and, from page to page, in mind.
 
 A page that is opened by a link finds it in its address; one that is opened from the side bar, which drops the
 parameters, finds what was looked at last. Another run begins with nothing in mind. What a page sets is written into
@@ -23,7 +23,7 @@ _ADDRESS = "_ampscope_address"
 
 @contextmanager
 def params_written_once(page: str) -> Iterator[None]:
-    """What is set inside goes into the address at the end, also where a page stops itself.
+    """Writes the parameters that are set inside into the address at the end, also where a page stops itself.
 
     Args:
         page: Which page is drawn.
@@ -110,7 +110,7 @@ def set_params(**params: object) -> None:
 
 
 def set_choice(*, is_default: bool, **params: object) -> None:
-    """As `set_params`; what a page begins with by itself is remembered, but only written where the address has it."""
+    """Sets parameters as `set_params` does; a page's own default is only remembered, unless the address has it."""
     if is_default and all(param_in_address(name) is None for name in params):
         remember_params(**params)
     else:

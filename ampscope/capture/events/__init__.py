@@ -1,1 +1,1 @@
-"""What happens in an optimizer step, as plain data, and the protocol of whoever is told of it."""
+"""Describes an optimizer step's events as plain data, with the protocol of those who are told of them."""

@@ -29,7 +29,7 @@ class StepStart(NamedTuple):
 
 @dataclass(slots=True)
 class InsideTransform:
-    """What was seen of the functions that a transform calls."""
+    """Holds what was seen of the functions that a transform calls."""
 
     factors: deque[Any] = field(default_factory=lambda: deque(maxlen=8))  #: of its single values: of losses
     half: bool = False  #: some ran where autocast computes in float16
@@ -37,7 +37,7 @@ class InsideTransform:
 
 @dataclass(slots=True)
 class Through:
-    """What calls a watched module in the loop's place: a transform, or ``functional_call``."""
+    """A call that runs a watched module in the loop's place: a transform, or ``functional_call``."""
 
     call: Callable[..., Any]
     args: tuple[Any, ...]
@@ -67,7 +67,7 @@ class Through:
 
     @property
     def given(self) -> tuple[Any, ...]:
-        """What the loop gave as arguments, as far as they were given by position."""
+        """The arguments that the loop gave by position, the model's own among them."""
         return transforms.given(self.args, self.inputs)
 
 

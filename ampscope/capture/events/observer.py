@@ -36,7 +36,7 @@ class StepObserver:
         """A backward is about to run."""
 
     def backward_ended(self) -> None:
-        """It has run."""
+        """A backward has run."""
 
     def gradients_complete(self) -> None:
         """Nothing that follows in this step is ever replayed: unscaling, clipping, the optimizer."""
@@ -48,10 +48,10 @@ class StepObserver:
         """A method of a scaler is about to run."""
 
     def scaler_call_ended(self, call: ScalerCall) -> None:
-        """It has run."""
+        """A scaler's method has run."""
 
     def scaler_call_lost(self) -> None:
-        """It was left by an exception, an optimizer's own perhaps."""
+        """A scaler's method was left by an exception, an optimizer's own perhaps."""
 
     def attempt_began(self, attempt: StepAttempt) -> None:
         """An optimizer is about to be stepped, or skipped."""

@@ -18,7 +18,7 @@ from ampscope.capture.torch_support.readback import Parcel
 
 @dataclass(slots=True)
 class OpenStep:
-    """What has been gathered in the step in progress, from its first forward on."""
+    """Holds what has been gathered in the step in progress, from its first forward on."""
 
     began: float  #: `time.perf_counter` when it began
     losses: list[Tensor] = field(default_factory=list)  #: that backward was called on, unscaled

@@ -1,1 +1,1 @@
-"""What is put around a training loop's own calls; each call goes on to whoever listens."""
+"""Puts hooks around a training loop's own calls; each call goes on to those who listen."""

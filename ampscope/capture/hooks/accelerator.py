@@ -1,4 +1,4 @@
-"""What an `accelerate.Accelerator` has prepared; it is recognised without importing accelerate."""
+"""Reads what an `accelerate.Accelerator` has prepared, recognising it without importing accelerate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Accelerator(Protocol):
 
 
 class Prepared(NamedTuple):
-    """What an accelerator trains with."""
+    """The models and the scaler that an accelerator trains with."""
 
     models: list[nn.Module]  #: as the loop calls them
     scaler: Any | None
@@ -37,7 +37,7 @@ def prepared(accelerator: Any) -> Prepared:
 
 
 def as_called(model: nn.Module) -> nn.Module:
-    """What a loop calls to run ``model``: the ``DistributedDataParallel`` or compiled module around it.
+    """Finds the module by which a loop runs ``model``: a ``DistributedDataParallel`` or compiled module around it.
 
     A wrapper knows its model and not the other way round, so all modules of the process are asked.
 

@@ -1,4 +1,4 @@
-"""What AMPscope hears of the collectives that Python code begins, while a scope is open, and of the waits for them.
+"""Tells open scopes of the collectives that Python code begins, and of the waits for them.
 
 Those that torch's C++ code begins (``DistributedDataParallel``'s reducer, functional collectives) do not pass here,
 but for the one by which ``DistributedDataParallel`` gives every rank the buffers of one before a forward.
@@ -57,13 +57,13 @@ class CollectiveCall(NamedTuple):
 
 
 class CollectiveListener(Protocol):
-    """What a scope is told; each call must return quickly and never raise."""
+    """Receives the collectives of the loop for a scope; each call must return quickly and never raise."""
 
     def collective_begins(self, call: CollectiveCall) -> Any | None:
         """A collective is about to begin; returns a note of it, None where nobody wants one."""
 
     def collective_began(self, note: Any, work: Any) -> None:
-        """It has begun, and ``work`` is how the loop waits for it."""
+        """The collective of ``note`` has begun, and ``work`` is how the loop waits for it."""
 
     def waited(self, work: Any) -> None:
         """The loop has waited for a work."""

@@ -1,4 +1,4 @@
-"""What AMPscope hears of ``torch.compile`` while a scope is open: its first use, and calls of compiled modules.
+"""Tells open scopes of the first use of ``torch.compile``, and of calls of compiled modules.
 
 A compiled module is another object than the module it was made of; a loop may call it although the scope watches that.
 """
@@ -26,7 +26,7 @@ _GRAPH_MAKERS = ((torch.export, "export"), (torch.jit, "trace"), (torch.jit, "tr
 
 
 class CompileListener(Protocol):
-    """What a scope is told."""
+    """Receives calls around ``torch.compile`` for a scope."""
 
     def compiles(self) -> None:
         """``torch.compile`` is called."""

@@ -1,4 +1,4 @@
-"""What a run leaves on the stacks of its loop's thread when another thread closes it, and how that is taken away.
+"""Cleans up the modes that a run leaves on its loop's thread when another thread closes the run.
 
 Torch keeps its stacks of modes for each thread, and none can reach another's. So the modes stay there, pass on what
 they hear, and go when the loop next comes by a hook of the process.
@@ -84,13 +84,13 @@ class LeftBehind:
         """Has swept before."""
 
     def scheduled(self, _: Any) -> None:
-        """Sweeps."""
+        """Takes away what was left behind, for the loop has come by."""
         self._comes_by()
 
     def region_switched_off(self, *_: Any) -> None:
-        """Sweeps."""
+        """Takes away what was left behind, for the loop has come by."""
         self._comes_by()
 
     def adopt(self, _: Any) -> None:
-        """Sweeps."""
+        """Takes away what was left behind, for the loop has come by."""
         self._comes_by()

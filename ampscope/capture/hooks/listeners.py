@@ -31,7 +31,7 @@ class Listeners(Generic[L]):
         return not self._known
 
     def __iter__(self) -> Iterator[L]:
-        """Those that what is called here concerns."""
+        """Yields the listeners that this thread's calls concern: its own loop's, and those without a thread yet."""
         found = []
         for known, home in self._known:
             is_here = home.ident == get_ident() or not home.is_elsewhere

@@ -26,16 +26,16 @@ LEARNING_STEPS = 2
 
 
 class CallListener(Protocol):
-    """Who is told of the outermost calls of watched modules; what ``enter`` returns comes back at the call's end."""
+    """Receives the outermost calls of watched modules; what ``enter`` returns comes back at the call's end."""
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any, through: Through | None = None) -> Any:
         """A call begins; ``through`` what calls the module in the loop's place."""
 
     def leave(self, entry: Any, result: Any) -> None:
-        """It has returned."""
+        """The call has returned ``result``."""
 
     def lost(self, entry: Any) -> None:
-        """It was left by an exception."""
+        """The call was left by an exception."""
 
 
 class WatchedModule(instrumented.Instrumented):

@@ -1,4 +1,4 @@
-"""What AMPscope hears process-wide while a scope is open: backward, optimizer steps, a scaler's first use.
+"""Tells open scopes of process-wide events: backward, optimizer steps, a scaler's first use.
 
 Installed when the first scope opens, removed when the last closes.
 """
@@ -27,13 +27,13 @@ from ampscope.capture.torch_support.optimizer_view import around_every_step
 
 
 class Listener(Protocol):
-    """What a scope is told; each call must return quickly and never raise."""
+    """Receives process-wide events for a scope; each call must return quickly and never raise."""
 
     def backward_comes(self) -> None:
         """``Tensor.backward`` is called, and has not looked yet who hears of it."""
 
     def backward_lost(self) -> None:
-        """It has raised, before it came to run a backward perhaps."""
+        """``Tensor.backward`` has raised, before it came to run a backward perhaps."""
 
     def backward(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a backward pass, with or without taking part in it."""

@@ -35,14 +35,14 @@ class _Watched(NamedTuple):
 
 
 class _Method(NamedTuple):
-    """What stood in a class, and what stands there now."""
+    """A replaced method of a class: the original, and the replacement."""
 
     original: Callable[..., Any]
     ours: Callable[..., Any]
 
 
 class _Here(threading.local):
-    """Of each thread."""
+    """Holds for each thread which scaler methods run in it."""
 
     def __init__(self) -> None:
         self.running: set[tuple[int, str]] = set()  #: methods, by the ``id`` of their scaler

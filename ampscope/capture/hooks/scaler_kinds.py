@@ -1,4 +1,4 @@
-"""Which loss scalers can be watched, told by what they do: torch's own, what holds one, and those of others."""
+"""Recognises which loss scalers can be watched, by what they do: torch's own, what holds one, and those of others."""
 
 from __future__ import annotations
 

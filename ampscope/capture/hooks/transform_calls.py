@@ -1,4 +1,4 @@
-"""What AMPscope hears of ``torch.func`` while a scope is open: transforms, and calls of modules with other weights.
+"""Tells open scopes of ``torch.func``: transforms, and calls of modules with other weights.
 
 A transform (``vmap``, ``grad``, ``jacrev``) calls a model with tensors that stand for others, where nothing can be
 noted. So it is noted from outside, as one call, together with the tensors that it reads besides its arguments.
@@ -32,7 +32,7 @@ _PRODUCTS = frozenset(("mul", "multiply"))
 
 
 class Exchange(NamedTuple):
-    """What is done with the tensors that a transform reads from outside."""
+    """Says how the tensors that a transform reads from outside are noted, or replaced by others."""
 
     of: Callable[[Tensor], Tensor]
     again: bool  #: the transform is being run again, on other tensors
@@ -40,7 +40,7 @@ class Exchange(NamedTuple):
 
 
 class Experience:
-    """Which functions called a watched model in training when they were transformed; the others begin no step."""
+    """Learns which functions, once transformed, call a watched model in training; the others begin no step."""
 
     def __init__(self) -> None:
         self._in_vain: dict[int, tuple[Any, int]] = {}  # by ``id``: the code, which keeps it, and how often
@@ -62,7 +62,7 @@ def _code(through: Through) -> Any:
 
 
 class TransformListener(Protocol):
-    """What a scope is told; it runs ``proceed`` and returns what that returned."""
+    """Receives the calls of ``torch.func`` for a scope; it runs ``proceed`` and returns what that returned."""
 
     def transformed(self, through: Through, proceed: Callable[[], Any]) -> Any:
         """A transform runs, none around it."""
@@ -141,7 +141,7 @@ def _with_pullback(transform: Transform, original: Callable[..., Any]) -> Callab
 
 
 class Pullback:
-    """What ``vjp`` returns to go on with. Run again, it begins with the forward that it belongs to."""
+    """Wraps the function that ``vjp`` returns. Run again, it begins with the forward that it belongs to."""
 
     def __init__(self, vjp: Any, args: tuple[Any, ...], kwargs: dict[str, Any], real: Any, inputs: slice) -> None:
         self._vjp, self._args, self._kwargs, self._inputs = vjp, args, kwargs, inputs
@@ -167,7 +167,7 @@ class Pullback:
 
 
 def _lending(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What calls a module with other weights, and says so."""
+    """Wraps the function that calls a module with other weights, so that listeners are told."""
 
     @wraps(original)
     def lending(module: nn.Module, weights: Any, *args: Any, **kwargs: Any) -> Any:
@@ -241,12 +241,12 @@ def exchanging(exchange: Exchange) -> Iterator[None]:
 
 
 def _behind_door(value: Any) -> Any:
-    """The same behind a door; what cannot be exchanged is the transform's as it is."""
+    """Exchanges outside tensors as `_exchanged` does, behind a door; returns the value as it is where that fails."""
     return (guard.tell(_exchanged, value) or value) if _here.exchanges else value
 
 
 def _exchanged(value: Any) -> Any:
-    """What is handed to a transform inside another one."""
+    """Exchanges the outside tensors in a value that is handed to a transform inside another one."""
     return tensor_tree.rebuild(value, _here.exchanges[-1].of)
 
 
@@ -256,7 +256,7 @@ def _is_single(value: Any) -> bool:
 
 
 def _outside(factor: Any) -> Any:
-    """What a transform was given, for what stands for it inside; None for what is differentiated there."""
+    """Returns the outside tensor for its wrapper inside a transform; None where it is differentiated there."""
     if not isinstance(factor, Tensor) or not transforms.is_wrapped(factor):
         return factor
     return None if factor.requires_grad else transforms.unwrapped(factor)
@@ -280,7 +280,7 @@ class _Reading(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _noted(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """What a function is given in place of its arguments."""
+        """Returns the arguments that a function gets in place of its own."""
         if self._inside is not None:
             self._look(self._inside, getattr(func, "__name__", ""), args)
         if func is torch.autograd.grad or func is torch.autograd.backward:

@@ -1,1 +1,1 @@
-"""What capture saw, as rows of the trace, files beside it and lines in the terminal."""
+"""Writes what capture saw, as rows of the trace, files beside it and lines in the terminal."""

@@ -1,4 +1,4 @@
-"""Which steps are to be audited: every so many, or the next one where the loop has asked for it."""
+"""Decides which steps are audited: every so many, or the next one where the loop has asked for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REFERENCES = ("float32", "float64")
 
 
 class AuditRequests:
-    """What was asked for, until a healthy step has served it."""
+    """Holds the audits that were asked for, until a healthy step has served them."""
 
     def __init__(self) -> None:
         self._every: int | None = None
@@ -56,7 +56,7 @@ class AuditRequests:
         return REFERENCES[0] if self._turn(step) > self._served.setdefault(optimizer, step // self._every) else ""
 
     def served(self, step: int, optimizer: int) -> None:
-        """What was due has been made, or cannot be."""
+        """Takes the audit that was due as done: it was made, or cannot be."""
         if self._asked:
             self._asked.popleft()
         if self.every:

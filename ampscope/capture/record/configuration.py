@@ -83,7 +83,7 @@ class Configuration(StepObserver):
         self._asked.append(checked(asked, self._models))
 
     def step_began(self, _: StepStart) -> None:
-        """What was asked for meanwhile is in force from this step on."""
+        """Puts the settings in force that were asked for since the last step."""
         now = time.monotonic()
         if now >= self._next_look:
             self._look()
@@ -167,7 +167,7 @@ class Configurable:
 
 
 def _settings(content: bytes) -> dict[str, Any]:
-    """What the file asks for.
+    """Parses the settings that the file asks for.
 
     Raises:
         ValueError: It is no JSON object.

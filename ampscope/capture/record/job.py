@@ -1,4 +1,4 @@
-"""Which job this process belongs to: its rank in it, and by what name the job's launcher would know it again."""
+"""Finds the job that this process belongs to: its rank in it, and the name by which its launcher knows it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ampscope.trace.schema import StepRow
 
 @dataclass(frozen=True, slots=True)
 class LiveFigures:
-    """What is known so far of the steps of this process.
+    """Holds the figures known so far of this process's steps.
 
     Every value is on the host already: reading them waits for no device, so the latest steps of an accelerator may not
     be among them yet.

@@ -38,7 +38,7 @@ class OperandFiles:
         self._repeats: Counter[tuple[object, ...]] = Counter()
 
     def keeper(self) -> OperandKeeper | None:
-        """What looks at the ops of the next replay; None when there is no room for more."""
+        """Makes the keeper that looks at the ops of the next replay; None when there is no room for more."""
         return OperandKeeper(self._guard) if self._left > 0 and not self._guard.broken else None
 
     def write(self, keeper: OperandKeeper, rows: TracedRows, *, optimizer: int) -> None:

@@ -1,4 +1,4 @@
-"""Where a run without a folder of its own goes: one for all ranks of a job, found without waiting for any of them."""
+"""Chooses a folder for a run that has none of its own: one for all ranks of a job, found without waiting for any."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_verified() -> bool:
 
 
 def asked_folder() -> Path | None:
-    """Where ``ampscope verify`` wants the run, whatever the program says; None where it did not start this program."""
+    """Returns the folder that ``ampscope verify`` wants, whatever the program asks for; None outside of it."""
     if not is_verified():
         return None
     told = os.environ[VERIFY_FOLDER]

@@ -248,7 +248,7 @@ class Recorder:
         self._writer.put(Table.FINDINGS, [row])
 
     def event(self, kind: EventKind, step: int, text: str) -> None:
-        """An annotation."""
+        """Writes an annotation of a step."""
         self._writer.put(Table.EVENTS, [EventRow(step, self.segment, time.time(), kind, redacted(text))])
 
 

@@ -1,4 +1,4 @@
-"""What may be asked for at `watch` and changed while a run trains: how often, and at what, healthy steps are looked."""
+"""Checks the settings of `watch` that may change during a run: how often, and where, healthy steps are looked at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is printed beside a training, on standard error: few lines, each with the command that explains it."""
+"""Prints a few lines beside a training, on standard error, each with the command that explains it."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class RunOverError(BaseException):
 
 
 class _Here(threading.local):
-    """Of each thread."""
+    """Holds for each thread how it stands between the loop and AMPscope's own work."""
 
     doors = 0  #: that it has come through, one inside the other
     working = False  #: AMPscope's own work is being done, in which the user's code may be run again

@@ -36,7 +36,7 @@ def is_divided(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What of ``tensor`` lies in this rank's memory, detached; any tensor that is not distributed, as it is.
+    """Returns the part of ``tensor`` in this rank's memory, detached; one that is not distributed, as it is.
 
     Asks no other rank and waits for none. An operation on the ``DTensor`` itself might: the norm of a sharded tensor
     is a collective, and on one rank alone it never ends.
@@ -60,6 +60,6 @@ def _may_arrive_later(tensor: Tensor) -> bool:
 
 
 def _without_wait(tensor: Any) -> Tensor:
-    """What a collective has written, where the loop has waited for it; else the tensor that would wait."""
+    """Returns a collective's result where the loop has waited for it; else the tensor that would wait."""
     arrived: Tensor = tensor.elem if _may_arrive_later(tensor) and tensor.completed else tensor
     return arrived

@@ -60,7 +60,7 @@ def is_wrapper(module: nn.Module) -> bool:
 
 
 def inside_fabric(module: nn.Module) -> nn.Module:
-    """What Fabric calls, where ``module`` is the wrapper that Fabric converts inputs and enters autocast in.
+    """Returns the module inside Fabric's wrapper, which converts inputs and enters autocast; any other as it is.
 
     That is the model itself, perhaps in ``DistributedDataParallel``; what Fabric does around it belongs to the loop.
     """
@@ -195,7 +195,7 @@ class Models:
         return ((self.names[id(module)], name, buffer) for module, name, buffer in held_buffers(self.modules))
 
     def mutable_tensors(self) -> Iterator[Tensor]:
-        """What a forward may change in place: buffers, frozen parameters, tensors in plain attributes."""
+        """Yields what a forward may change in place: buffers, frozen parameters, tensors in plain attributes."""
         yielded: set[int] = set()
         for module in self.modules:
             held = vars(module)
@@ -249,7 +249,7 @@ class Models:
         return class_name(unwrapped(self.roots[0]))
 
     def main_device(self) -> torch.device:
-        """Where the parameters live."""
+        """The device of the first parameter with memory; the CPU without any."""
         devices = (parameter.device for _, parameter in self.parameters.values() if not parameter.is_meta)
         return next(devices, torch.device("cpu"))
 

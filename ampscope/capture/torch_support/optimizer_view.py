@@ -1,4 +1,4 @@
-"""What capture asks of an optimizer; the only reader of ``param_groups`` and of the hooks around ``step``."""
+"""Reads an optimizer for capture; alone in knowing ``param_groups`` and the hooks around ``step``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OptimizerView(NamedTuple):
 
     @property
     def groups(self) -> Sequence[dict[str, Any]]:
-        """Its parameter groups."""
+        """The optimizer's parameter groups."""
         return getattr(self.optimizer, "param_groups", ())
 
     @property
@@ -79,7 +79,7 @@ class OptimizerView(NamedTuple):
 
     @property
     def learning_rates(self) -> dict[str, Tensor | float | None]:
-        """Those of all groups by number and name, as `learning_rate`; none where they are numbers that are the same."""
+        """The groups' learning rates by number and name; empty where they are plain numbers that are all the same."""
         groups = self.groups[:_MOST_GROUPS]
         if len(groups) < 2:
             return {}
@@ -104,7 +104,7 @@ class OptimizerView(NamedTuple):
                 yield eps, group["params"][0].dtype
 
     def adjust(self, setting: str, other: Callable[[Any], Any]) -> list[Any]:
-        """Another value of a setting in each group that has it, in order; the values they had."""
+        """Changes a setting in each group that has it; returns the values that they had, in order."""
         had = [(group, group[setting]) for group in self.groups if setting in group]
         for group, value in had:
             group[setting] = other(value)
@@ -218,7 +218,7 @@ def _is_common(name: str) -> bool:
 
 
 def stand_in(parameters: Iterable[Tensor], given: Mapping[int, Tensor] = MappingProxyType({})) -> Optimizer:
-    """What stands for the optimizer of ``parameters`` until it steps, or where there is none; for an `OptimizerView`.
+    """Makes a substitute for the optimizer of ``parameters``, until it steps or where there is none.
 
     Args:
         parameters: What it steps.

@@ -112,7 +112,7 @@ def is_plain_object(value: Any) -> bool:
 
 
 def container_kind(value: Any) -> Any:
-    """Which of Python's own containers that can change ``value`` is, or derives from; None for anything else."""
+    """Returns the mutable Python container type that ``value`` is of, or derives from; None for anything else."""
     return next((kind for kind in _CONTAINER_KINDS if issubclass(type(value), kind)), None)
 
 
@@ -170,7 +170,7 @@ def _opaque_fields(value: Any) -> dict[str, Any] | None:
 
 
 def _items(value: Any) -> Iterator[Any] | None:
-    """What a container holds, in order; None for anything that is none."""
+    """Iterates over a container's items in order; None for anything else."""
     if isinstance(value, Mapping):
         return iter(value.values())
     if isinstance(value, _SEQUENCES):

@@ -46,7 +46,7 @@ NAMES = (
 
 
 def _private(name: str) -> Any | None:
-    """What ``torch._C`` has under a dotted name; None when this torch has no such thing."""
+    """Looks up a dotted name in ``torch._C``; None where this torch has no such thing."""
     return functools.reduce(lambda home, part: getattr(home, part, None), name.split("."), cast("Any", torch._C))
 
 

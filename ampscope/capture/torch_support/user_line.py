@@ -74,7 +74,7 @@ NOWHERE = Place(None, 0)
 
 
 class _Home(Enum):
-    """Whose code a frame runs."""
+    """The owner of the code that a frame runs."""
 
     INNER = auto()  #: torch's, AMPscope's or the standard library's
     FRAMEWORK = auto()  #: of a framework that runs the loop
@@ -134,7 +134,7 @@ def user_place(*stops: CodeType) -> Place | None:
 
 
 def place_of(frame: FrameType | None, *stops: CodeType) -> Place | None:
-    """The same, from a frame on; see `user_place`."""
+    """Returns the user's line from a frame outwards; see `user_place`."""
     in_framework: Place | None = None
     while frame is not None:
         code = frame.f_code

@@ -1,4 +1,4 @@
-"""What a call of an op that communicates sends and receives, through which group, read from its arguments."""
+"""Reads from a collective op's arguments what this rank sends and receives, and through which process group."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Exchange:
 
     @property
     def sent(self) -> list[Tensor]:
-        """What this rank gives."""
+        """The tensors that this rank sends; empty for an op that only receives."""
         if self._name in _ONLY_RECEIVES:
             return []
         names = [name for name in self._given if name.startswith(_SENT) or not (self._is_c10d or name == "out")]

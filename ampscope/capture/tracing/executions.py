@@ -23,7 +23,7 @@ _MOST_CIRCUMSTANCES = 50_000
 
 
 class Made(NamedTuple):
-    """What an execution of an op leaves in the trace besides its numbers."""
+    """An execution of an op as the trace keeps it, besides its measured numbers."""
 
     site: int
     numels: tuple[int, ...]  #: of each output, elements
@@ -59,7 +59,7 @@ class Execution(NamedTuple):
 
 
 class Circumstances:
-    """Where and under what an op runs. There is one object for each, so that two are the same if they are identical.
+    """The place and state under which an op runs; one object for each, so that equal ones are identical.
 
     Attributes:
         phase: In which part of the step.
@@ -193,7 +193,7 @@ class Met:
         grad_fn: str = "",
         forward_site: int | None = None,
     ) -> Circumstances:
-        """Those at a place, with these properties."""
+        """Returns the circumstances with these properties, always the same object for the same ones."""
         code, line = place  # a code object's own hash reads all of it
         key = (phase, module, id(code), line, function, autocast, grad_fn, forward_site)
         known = self._known.get(key)
@@ -237,7 +237,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _kept(value: Any) -> Any:
-    """A list may be changed by who gave it."""
+    """Copies a list, which its owner may change; returns anything else as it is."""
     return list(value) if isinstance(value, list) else value
 
 

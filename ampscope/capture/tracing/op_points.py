@@ -45,7 +45,7 @@ class OpPoints:
         self._engine = torch_private.runs_engine()
 
     def now(self, node: Any, caller: FrameType | None) -> Circumstances:
-        """Where and under what an op runs that has just run.
+        """Returns the circumstances (phase, module, line, function, autocast region) of the op that has just run.
 
         Args:
             node: The autograd node that is being evaluated; None outside of backward.

@@ -32,7 +32,7 @@ class Executed(NamedTuple):
 
     @property
     def operands(self) -> list[Tensor]:
-        """Its tensors."""
+        """The call's tensor arguments."""
         return operators.flat_tensors([*self.args, *self.kwargs.values()])
 
     @property
@@ -69,7 +69,7 @@ class HeldCall(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What its operands take."""
+        """Memory that the held operands take, in bytes."""
         return sum(map(_bytes, self.tensors.values()))
 
 

@@ -1,4 +1,4 @@
-"""What an ATen operator does with its arguments, read from its schema once and remembered."""
+"""Reads from an ATen operator's schema how it uses its arguments, once for each operator."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ described: dict[int, Operator] = {}
 
 
 def describe(func: Any) -> Operator:
-    """What an op overload does."""
+    """Returns the facts of an op overload, read from its schema at the first call."""
     known = described.get(id(func))
     if known is None:
         known = described[id(func)] = _read(func)

@@ -24,7 +24,7 @@ NO_TENSORS = Signature((), ())
 
 
 class Point(NamedTuple):
-    """What makes two executions the same site."""
+    """The identity of a site: two executions with equal fields belong to the same one."""
 
     op: str
     module: str = ""

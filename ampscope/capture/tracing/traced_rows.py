@@ -93,7 +93,7 @@ def rows(outputs: Outputs, dataflow: Dataflow, step: int, source: str) -> tuple[
 
 
 class Layout:
-    """What is the same in the traces of two executions in which the same ops ran: all but what was measured.
+    """The part of a trace that two executions with the same ops share: all but what was measured.
 
     Args:
         ops: What each op leaves in the trace besides its numbers.
@@ -133,7 +133,7 @@ class BadFlow(NamedTuple):
 def columns(
     outputs: Outputs, dataflow: Dataflow, layout: Layout, step: int, source: str
 ) -> tuple[ColumnBlock, ColumnBlock]:
-    """The same rows as columns; waits for the device.
+    """Returns the trace's rows as columns; waits for the device.
 
     Args:
         outputs: The outputs of the step.
@@ -174,7 +174,7 @@ def columns(
 def _shape_columns(
     outputs: Outputs, numbers: NDArray[np.intp], low: NDArray[np.float64], high: NDArray[np.float64]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.bool_]]]:
-    """What samples tell, as columns, and where they tell it; no columns where nothing was sampled."""
+    """Returns the samples' statistics as columns, with masks of the rows that have them; empty without samples."""
     sampled, count = outputs.sampled(), len(numbers)
     each = zip(numbers.tolist(), low.tolist(), high.tolist(), strict=True)
     given = [(row, *known) for row, known in enumerate(each) if known[0] in sampled]

@@ -246,7 +246,7 @@ class Tracer(OwnMode):
         return not known
 
     def _before_writing(self, operator: Operator, args: Any, kwargs: Any) -> None:
-        """What came from outside and is about to be changed in place is looked at while it still is as it came.
+        """Looks at tensors from outside that are about to be changed in place, while they still are as they came.
 
         Not what is given for ``out=``, or to draw numbers into: it may be memory without values, and nothing reads it.
         """
@@ -288,7 +288,7 @@ class Tracer(OwnMode):
             self.points.follow(operator, [*call[0], *call[1].values()], result)
 
     def _note_past_modes(self, *ran: Any) -> None:
-        """The same where the modes of a replay need not see what is read and measured."""
+        """Notes an op as `_note` does, where the modes of a replay need not see what is read and measured."""
         past_dispatch, past_functions = torch_private.past_modes()
         with past_dispatch, past_functions:
             self._note(*ran)

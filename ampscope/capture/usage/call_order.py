@@ -14,7 +14,7 @@ from ampscope.trace.vocabulary import Cause, MistakeForm
 
 @dataclass(slots=True)
 class _SinceUpdate:
-    """What happened to one scaler since its last ``update``."""
+    """Holds what happened to one scaler since its last ``update``."""
 
     unscaled: set[int] = field(default_factory=set)  #: optimizers, by id
     stepped: set[int] = field(default_factory=set)

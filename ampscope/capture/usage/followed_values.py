@@ -1,4 +1,4 @@
-"""Which of a loop's values depend on the loss scale, and how: its gradients, and what it computes from them."""
+"""Follows which of a loop's values depend on the loss scale, and how: gradients, and what is computed from them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FollowedValues:
         self.scales.clear()
 
     def follow(self, tensor: Tensor, dependence: ScaleDependence) -> None:
-        """A tensor depends on the scale like this."""
+        """Notes that a tensor depends on the loss scale as ``dependence`` says."""
         self._tensors[id(tensor)] = (weakref.ref(tensor), dependence)
 
     def backward_done(self) -> None:
@@ -76,7 +76,7 @@ class FollowedValues:
             self._ids.clear()
 
     def new_iteration(self) -> None:
-        """What was computed from the old gradients is history."""
+        """Forgets the values that were computed from the old gradients."""
         self.backward_done()
         for key, (ref, how) in list(self._tensors.items()):
             if ref() is None or not how.of_scale:
@@ -146,7 +146,7 @@ class FollowedValues:
         return self._of_number(value) if is_number(value) else CONSTANT
 
     def dependence_of_threshold(self, value: Any) -> ScaleDependence:
-        """The same for a threshold, which counts as scaled too when it is a round number times the scale."""
+        """Returns how a threshold depends on the loss scale; a round number times the scale counts as scaled, too."""
         found = self.dependence_of(value)
         ratios = [abs(value / scale) for scale in self.scales] if isinstance(value, float) else []
         return SCALED if found == CONSTANT and any(map(is_round, ratios)) else found
@@ -170,7 +170,7 @@ class FollowedValues:
         return (self._gradients or {}).get(memory, SCALED) if memory else CONSTANT
 
     def _memory(self, tensor: Tensor) -> Memory | None:
-        """Where a gradient, or a view of one, lies; None for any other tensor."""
+        """Returns the place in memory of a gradient, or of a view of one; None for any other tensor."""
         if not self._storages or tensor.layout is not torch.strided:
             return None
         key = storage_key(tensor)

@@ -1,4 +1,4 @@
-"""What a framework does around the user's code by design: the user can neither see it nor change it."""
+"""Recognises what a framework does around the user's code by design, which the user can neither see nor change."""
 
 from __future__ import annotations
 

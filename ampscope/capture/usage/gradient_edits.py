@@ -41,7 +41,7 @@ class GradientEdits:
         self.unscaled_at: Place | None = None  #: where the loop last divided the scale out by itself
 
     def scaled_anew(self, result: Any) -> None:
-        """``torch.autograd.grad`` of a scaled loss returned these."""
+        """``torch.autograd.grad`` of a scaled loss returned ``result``."""
         for tensor in tensor_tree.tensors(result):
             self._values.follow(tensor, SCALED)
 
@@ -144,7 +144,7 @@ class GradientEdits:
         self._values.gradient_written(tensor, dependence)
 
     def _mistake_of(self, name: str, args: Any, dependence: ScaleDependence) -> Mistake | None:
-        """What is wrong with an edit of a gradient; None for one that would be the same without the scale."""
+        """Returns the mistake in an edit of a gradient; None for one that would be the same without the loss scale."""
         if dependence.inhomogeneous or (dependence.degree != 1 and not dependence.unscaled):
             return Mistake(dependence.inhomogeneous or Cause.MISUSE_CLIP_BEFORE_UNSCALE, user_place())
         if name in ("mul", "div", "imul", "idiv") and len(args) > 1:

@@ -162,7 +162,7 @@ class GradientScales:
         return frozenset().union(*(self._of_parameter(id(p)) for p in parameters if p.grad is not None))
 
     def _of_parameter(self, key: int) -> ScalerNumbers:
-        """The same for the parameter with this ``id``."""
+        """Returns the numbers of the scalers by which the gradient of the parameter with this ``id`` was scaled."""
         return self._by_parameter.get(key, self._by_parameter.get(None, frozenset()))
 
     def is_unscaled(self, parameters: Iterable[Tensor]) -> bool:

@@ -65,7 +65,7 @@ class ClipFactors:
         return found
 
     def _norms(self) -> set[float]:
-        """What a loop would call the norm: the latest number, the largest, their sum, the root of their squares."""
+        """Returns the numbers that may be a loop's norm: latest, largest, their sum, the root of the sum of squares."""
         return {self._latest, self._largest, self._sum, math.sqrt(self._sum), math.sqrt(self._squares)}
 
 
@@ -78,7 +78,7 @@ def _rounded(number: float) -> float | None:
 
 
 class ScaledTerms:
-    """What a loop may have multiplied by the loss scale, to add it to scaled gradients.
+    """Recognises terms that a loop may have multiplied by the loss scale, to add them to scaled gradients.
 
     Args:
         scales: Scales that the loop has asked for.
@@ -89,7 +89,7 @@ class ScaledTerms:
         self._tensors: dict[int, weakref.ref[Tensor]] = {}
 
     def multiplied(self, result: Tensor, factors: Iterable[object]) -> None:
-        """A tensor is the product of these."""
+        """Notes a tensor that is the product of ``factors``, if one of them is a number in units of the scale."""
         if any(isinstance(each, float) and self._is_in_units(each) for each in factors):
             self._tensors[id(result)] = weakref.ref(result)
 

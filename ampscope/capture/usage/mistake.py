@@ -10,7 +10,7 @@ from ampscope.trace.vocabulary import Cause, MistakeForm
 
 
 class Mistake(NamedTuple):
-    """What was done wrong, and where."""
+    """A mistake in the use of the scaler or of autocast, and where it was made."""
 
     cause: Cause
     place: Place | None

@@ -1,4 +1,4 @@
-"""Which losses a scaler has scaled, and how often: known from autograd's graph."""
+"""Finds out from autograd's graph which losses a scaler has scaled, and how often."""
 
 from __future__ import annotations
 

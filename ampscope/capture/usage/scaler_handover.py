@@ -45,7 +45,7 @@ class _Scaler:
 
 
 class ScalerHandovers:
-    """Which scaler serves which parameters, one after another."""
+    """Follows which scalers serve which parameters, one after another."""
 
     def __init__(self) -> None:
         self._scalers: dict[int, _Scaler] = {}

@@ -296,7 +296,7 @@ class UsageWatch:
             self._report(mistake, self._step_of(optimizer))
 
     def bypassed_late(self, optimizer: Optimizer) -> None:
-        """The same, after another optimizer has ended the step."""
+        """``optimizer.step`` was called without the scaler, after another optimizer has ended the step."""
         parameters = OptimizerView(optimizer).parameters
         if self._scales.hold_scale(parameters):
             mistake = Mistake.here(Cause.MISUSE_NO_UNSCALE, MistakeForm.STEPPED_PAST_SCALER)

@@ -46,7 +46,7 @@ def _may_write(path: Path) -> bool:
 
 
 def _copy(path: Path, content: bytes) -> Path:
-    """What a file holds, beside it, under a name that was free."""
+    """Keeps a file's content beside it, under a name that was free; returns that path."""
     number = 0
     while True:
         kept = path.with_name(f"{path.name}.bak{number or ''}")

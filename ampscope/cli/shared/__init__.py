@@ -1,1 +1,1 @@
-"""What verbs have in common: exit codes, the run that is meant, what they print and write."""
+"""Holds what the verbs share: exit codes, finding the run that is meant, printing and writing."""

@@ -1,4 +1,4 @@
-"""What a shell offers for a run: those at hand, told by their folders alone, for it waits for the answer."""
+"""Completes runs in a shell: those at hand, told by their folders alone, for the shell waits for the answer."""
 
 from __future__ import annotations
 

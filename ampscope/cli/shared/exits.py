@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What a script can learn from a call."""
+    """The exit codes, by which a script learns how a call ended."""
 
     HEALTHY = 0
     AT_RISK = 0  #: 1 where it was asked for with ``--strict``

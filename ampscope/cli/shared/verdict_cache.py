@@ -75,7 +75,7 @@ def _folder() -> Path:
 
 
 def _state(run: Path) -> str:
-    """What tells this moment of a run from another, and this AMPscope."""
+    """Returns a hash that changes when the run, or this AMPscope, does."""
     scan, manifest = Scan(run), (run / MANIFEST).stat()
     stamps = [scan.stamp(table) for table in Table]
     told = repr((ampscope.__version__, manifest.st_size, manifest.st_mtime_ns, stamps))

@@ -30,7 +30,7 @@ _LEAST_STRIDE = 1e-300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """What an axis spans, and the labels along it."""
+    """The range that an axis spans, and the labels along it."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class Axis:
     whole: bool = False  #: there is nothing between two whole numbers
 
     def place(self, number: float) -> float:
-        """Where a value stands, from 0 at the low end to 1 at the high end."""
+        """Returns the place of a value on the axis, from 0 at the low end to 1 at the high end."""
         low, high, at = self.low, self.high, number
         if self.log:
             low, high, at = math.log10(low), math.log10(high), math.log10(at)

@@ -29,7 +29,7 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cone:
-    """Where a course is going: from its newest point to the end of the dtype."""
+    """The forecast of a course: from its newest point to the end of the dtype."""
 
     start: int  #: step
     power: float  #: at the start
@@ -56,7 +56,7 @@ class CourseFigure:
     ticks: tuple[tuple[int, str], ...]
 
     def words(self, power: float) -> str:
-        """What is said of a point."""
+        """Returns the text for a point of the course."""
         return f"largest magnitude {value(2.0**power)}"
 
 

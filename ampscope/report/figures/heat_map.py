@@ -65,7 +65,7 @@ class HeatFigureRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatFigure:
-    """The figure."""
+    """The figure of a heat map, ready to be painted."""
 
     label: str
     unit: str

@@ -116,7 +116,7 @@ def _is_result(operand: Operand) -> bool:
 
 
 def _most_telling(operands: Sequence[Operand]) -> list[Operand]:
-    """As many as there is room for, in their order: results and what has something wrong before the others."""
+    """Chooses as many operands as there is room for, in their order: results and those with something wrong first."""
     ranked = sorted(operands, key=lambda one: not (_is_result(one) or _stands_out(one)))[:_MOST]
     return [operand for operand in operands if operand in ranked]
 
@@ -170,7 +170,7 @@ def _bars(operand: Operand) -> Iterator[Bar]:
 
 
 def _became_infinite(operand: Operand, own: FloatInfo, axis: Axis) -> Iterator[Bar]:
-    """What became infinite, beyond the largest number."""
+    """Yields the bar of the elements that became infinite, beyond the largest number."""
     infinite = (operand.statistics.posinf or 0) + (operand.statistics.neginf or 0)
     if infinite and own.top < axis.high:
         height = max(infinite / max(operand.exp_counts, default=1), _LEAST_LOST)

@@ -128,7 +128,7 @@ def what_if_stack(answer: WhatIf, history: ScaleHistory) -> Stack:
 
 
 def _calibrating(steps: Sequence[int], items: Sequence[Incident | Finding]) -> frozenset[int]:
-    """Those of the steps that were skipped while the loss scale found its place, and for nothing else."""
+    """Returns the steps that were skipped while the loss scale found its place, and for nothing else."""
     incidents = [item for item in items if isinstance(item, Incident)]
     calm = [item for item in incidents if item.cause in SCALE_AT_WORK]
     worse = [item for item in incidents if item.severity is not Severity.INFO]
@@ -197,7 +197,7 @@ def _moment_lanes(moments: Sequence[Moment]) -> Iterator[Lane]:
 
 
 def _moment_lines(moments: Sequence[Moment]) -> tuple[int, ...]:
-    """Where state was saved or loaded or the run resumed; none where there are too many to be drawn as lines."""
+    """Returns the steps where state was saved or loaded or the run resumed; none where too many for lines."""
     steps = sorted({moment.step for moment in moments if moment.kind in _LINED})
     return tuple(steps) if len(steps) <= _MOST_LINES else ()
 
@@ -267,7 +267,7 @@ def _both(mine: Curve, theirs: Curve) -> Curve:
 
 
 def _positive(curve: Curve) -> Curve:
-    """What has a place on a logarithmic axis; the curve is broken where a value has none."""
+    """Keeps the points that have a place on a logarithmic axis; the curve is broken where a value has none."""
     kept = [(step, value) for step, value in zip(curve.steps, curve.values, strict=True) if value > 0]
     zeros = [step for step, value in zip(curve.steps, curve.values, strict=True) if value <= 0]
     return replace(
@@ -279,7 +279,7 @@ def _positive(curve: Curve) -> Curve:
 
 
 def _lanes(seen: Overview, side: str) -> Iterator[Lane]:
-    """What one of the two skipped, and where a value of it was not finite."""
+    """Yields the lanes of one of two runs: its skipped steps, and those where a value was not finite."""
     bad = sorted({*seen.loss.nonfinite, *seen.grad_norm.nonfinite})
     lanes = ((bad, "NaN or inf", Symbol.UP, ALARM), (list(seen.skips), "skipped", Symbol.STROKE, MARK))
     for steps, name, symbol, color in lanes:
@@ -331,7 +331,7 @@ class GridRow:
 
 @dataclass(frozen=True, slots=True)
 class RankGrid:
-    """The figure."""
+    """The figure of all ranks over steps, ready to be painted."""
 
     label: str
     rows: tuple[GridRow, ...]

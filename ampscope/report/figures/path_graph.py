@@ -77,7 +77,7 @@ class Flow:
 
     @property
     def name(self) -> str:
-        """Its direction."""
+        """The flow's direction in a word."""
         return "backward" if self.backward else "forward"
 
 

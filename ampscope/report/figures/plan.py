@@ -45,7 +45,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixRow:
-    """A module."""
+    """A module's row in the matrix of a precision plan."""
 
     name: str  #: empty for the model itself
     kind: str  #: its class
@@ -54,7 +54,7 @@ class MatrixRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanMatrix:
-    """The figure."""
+    """The matrix of a precision plan, modules by formats, ready to be painted."""
 
     label: str
     columns: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What ran in which dtype: a bar for each row, or a column for each traced step, its parts the shares."""
+"""Draws which dtypes ran where: a bar for each row, or a column for each traced step, its parts the shares."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _parts(row: PrecisionRow, *, by_bytes: bool) -> Iterator[Part]:
 
 
 def dtype_rank(dtype: str) -> tuple[int, str]:
-    """Where a dtype stands among others: the narrowest first, then by name."""
+    """Returns the sort key of a dtype: the narrowest first, then by name."""
     return (_ORDER.index(dtype) if dtype in _ORDER else len(_ORDER)), dtype
 
 
@@ -124,7 +124,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DtypeSteps:
-    """The figure."""
+    """The figure of the dtypes over traced steps, ready to be painted."""
 
     layers: tuple[Layer, ...]  #: the lowest first
     steps: tuple[int, ...]  #: of each column, a step that it stands for

@@ -100,12 +100,12 @@ class Panel:
 
     @property
     def other_pieces(self) -> list[Piece]:
-        """The same of the second curve; it is broken where a value was not finite."""
+        """Step and value of the second curve, in pieces: it is broken where a value was not finite."""
         return _pieces(self.other, []) if self.other is not None else []
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """Those that have a mark."""
+        """The edges that have a mark."""
         return tuple(edge for edge in (self.above, self.below) if edge.steps)
 
 

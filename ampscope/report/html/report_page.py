@@ -114,7 +114,7 @@ def _scale(history: ScaleHistory, seen: Overview, name: str) -> str:
 
 
 def _health(history: ScaleHistory) -> str:
-    """What is wrong with the scale; nothing where it does what scales do."""
+    """Says what is wrong with the loss scale; empty where it does what scales do."""
     health = history.health
     return "" if health is None or health.verdict.is_calm else paragraph(health.explanation)
 

@@ -216,7 +216,7 @@ def _is_lost(found: Reproducible) -> bool:
 
 
 def _lost(found: Reproducible) -> str:
-    """Where an operand was lost, and what that means for the call; empty where none was."""
+    """Says where an operand was lost, and what that means for the call; empty where none was."""
     lost = found.incident.lost
     if lost is None or not _is_lost(found):
         return ""

@@ -15,7 +15,7 @@ from ampscope.trace.compact.results import CompactedRun, Compaction
 
 
 def as_text(compaction: Compaction) -> RenderableType:
-    """What was done, to be printed by a `rich.console.Console`, with ``crop=False``."""
+    """Renders what a compaction did, to be printed by a `rich.console.Console`, with ``crop=False``."""
     return Group(*_blocks(compaction))
 
 

@@ -21,7 +21,7 @@ NOTABLE = 3.0
 
 
 def as_text(fleet: Fleet) -> RenderableType:
-    """What is told of a fleet."""
+    """Renders what is told of a fleet of runs."""
     return Group(*_blocks(fleet))
 
 

@@ -45,7 +45,7 @@ def code(text: str) -> Text:
 
 
 def changed_lines(diff: str) -> str:
-    """What a unified diff takes out and puts in, under the place of each change; the lines around it left out."""
+    """Returns the lines that a unified diff takes out and puts in, under the place of each change, without context."""
     told: list[str] = []
     file, number = "", 0
     for row in diff.split("\n"):

@@ -119,7 +119,7 @@ def verdict_in_words(verdict: Verdict) -> str:
 
 
 def evidence(seen: RunSummary) -> str:
-    """What was recorded against a run, before any diagnosis."""
+    """Says what was recorded against a run, before any diagnosis."""
     counted = ((seen.incidents, "incident"), (seen.findings, "finding"))
     recorded = " and ".join(numbers.count(number, noun) for number, noun in counted if number)
     return f"{recorded} recorded" if recorded else "nothing recorded against it"

@@ -27,7 +27,7 @@ def number_line(item: Incident | Finding) -> str:
 
 
 def _beyond_the_end(incident: Incident) -> str:
-    """What the op gives in float32, beside the largest number of the dtype that it ran in."""
+    """Says how large the op's result is in float32, beside the largest number of the dtype that it ran in."""
     dtype = incident.outputs[0].dtype if incident.outputs else ""
     end = _largest(dtype)
     in_float32 = [tried for tried in incident.tried if tried.change == Change.FP32]
@@ -59,7 +59,7 @@ def _below_zero(incident: Incident) -> str:
 
 
 def _came_in(incident: Incident) -> str:
-    """What of a tensor that came into the step was not finite already."""
+    """Says how many values of a tensor were not finite when it came into the step."""
     for operand in (*incident.outputs, *incident.inputs):
         if operand.numel and (bad := _counted(operand)):
             return f"{bad} among {operand.numel:,} values"
@@ -115,7 +115,7 @@ def remedy_in_words(remedy: Remedy) -> str:
 
 
 def cost_in_words(cost: Cost) -> str:
-    """What a change adds to the step; empty where nothing was measured, and no more is written."""
+    """Says what a change adds to the step; empty where nothing was measured, and no more memory is written."""
     time = (
         "" if cost.time is None else f"+{numbers.share(cost.time)} of the step" if cost.time else "no measurable time"
     )
@@ -145,7 +145,7 @@ _SAME = 0.02
 
 
 def clipped_norm(seen: Overview, first: int) -> str:
-    """That all gradients have one norm, the threshold divided by the loss scale; empty where they have not.
+    """Says that all gradients have one norm, the threshold divided by the loss scale; empty where they have not.
 
     Args:
         seen: The run's steps.

@@ -62,7 +62,7 @@ def answer(plan: Plan, name: str | None = None) -> str:
 
 
 def basis(plan: Plan) -> str:
-    """Which steps the plan rests on."""
+    """Says on which steps the plan rests."""
     live = sum(step.source.startswith("live") for step in plan.steps)
     parts = [numbers.count(live, "step") + " as it ran" * (live == 1) + " as they ran" * (live > 1)] if live else []
     replayed = len(plan.steps) - live
@@ -71,7 +71,7 @@ def basis(plan: Plan) -> str:
 
 
 def notes(plan: Plan, name: str | None = None) -> Iterator[str]:
-    """What the shares of all formats, or of one, are of, and what they do not tell."""
+    """Says what the shares of all formats, or of one, are shares of, and what they do not tell."""
     yield "Shares are of all values, and of the mass of gradients."
     yield "Only range is judged: what rounding to few bits does to a training, no histogram tells."
     shown = NAMES if name is None else (name,)
@@ -120,7 +120,7 @@ def by_format(plan: Plan, name: str) -> tuple[str, str, str]:
 
 
 def without_code(plan: Plan, name: str) -> str:
-    """What to do for a format where there is nothing to paste."""
+    """Says what to do for a format where there is nothing to paste."""
     up = [each or module_words("") for each in plan.stay_up.get(name, ())]
     if not up and all(each.formats[name].fits is None for each in plan.modules):
         return "No module's values were measured."
@@ -166,7 +166,7 @@ _TOLD = 3
 
 
 def over_steps_in_words(seen: PrecisionOverSteps) -> Iterator[str]:
-    """What became of the dtypes from step to step."""
+    """Says how the modules' dtypes changed from step to step."""
     steps = f"{count(len(seen.steps), 'traced step')}, {seen.steps[0]:,} to {seen.steps[-1]:,}"
     if not seen.changes:
         yield f"In all {steps}, every module ran in the same dtypes."

@@ -22,7 +22,7 @@ def sampled_sentence(found: Ranges) -> str:
 
 
 def closest_sentence(found: Ranges) -> str:
-    """What came closest to overflow, how close, when, and where it is going."""
+    """Says which value came closest to overflow, how close, when, and where it is going."""
     row = next(
         (row for row in found.rows if row.headroom_bits is not None and not (row.fixed and not row.overflowed)), None
     )
@@ -41,7 +41,7 @@ def closest_sentence(found: Ranges) -> str:
 
 
 def gradients_sentence(found: Ranges) -> str:
-    """What a loss scale made overflow; empty where it did not."""
+    """Says which value overflowed because of the loss scale; empty where none did."""
     row = found.scaled_overflow
     if row is None:
         return ""
@@ -95,7 +95,7 @@ def overflows(row: RangeRow) -> str:
 
 
 def line(row: RangeRow) -> str:
-    """``model.py:34``."""
+    """Returns the user's line as ``model.py:34``; empty where none is known."""
     return f"{row.source.file.rpartition('/')[2]}:{row.source.line}" if row.source else ""
 
 

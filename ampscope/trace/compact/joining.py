@@ -19,7 +19,7 @@ from ampscope.trace.write.parquet_part import write_part
 
 
 class NotTheSame(OSError):
-    """What was read back is not what was written: the disk, or the memory, is at fault."""
+    """The content read back differs from the content written: the disk, or the memory, is at fault."""
 
 
 def join(parts: Sequence[Path], table: Table) -> Path:

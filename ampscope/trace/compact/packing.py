@@ -1,4 +1,4 @@
-"""Which neighbouring parts of a table become one.
+"""Decides which neighbouring parts of a table are joined into one.
 
 Neighbours are packed from the oldest on, as many as fit. So of two parts that stay side by side the rows, the bytes or
 the decoded bytes together are more than one part may have, and a table of few rows is one file.

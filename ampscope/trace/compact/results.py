@@ -1,4 +1,4 @@
-"""What a compaction did."""
+"""Describes the result of a compaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftAlone:
-    """What was not touched, or not to the end."""
+    """A part of the run that was not compacted, or not to the end."""
 
     path: str  #: a rank's folder, a table's, a file, or the run
     why: str  #: a sentence
@@ -24,7 +24,7 @@ class LeftAlone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactedRun:
-    """One run."""
+    """The compaction of one run."""
 
     run: str  #: its folder
     ranks: int

@@ -48,7 +48,7 @@ def numbers_in(column: pa.ChunkedArray) -> NDArray[Any]:
 
 
 def known_in(column: pa.ChunkedArray) -> NDArray[np.bool_]:
-    """Which values of a column are not null."""
+    """Returns a mask of the values of a column that are not null."""
     array = _whole(column)
     validity = array.buffers()[0]
     return np.ones(len(array), bool) if validity is None else _flags(validity, array)

@@ -63,7 +63,7 @@ class Journal:
         self.append_message(batch.serialize(), batch.num_rows)
 
     def append_message(self, message: pa.Buffer | bytes, rows: int) -> None:
-        """Likewise a batch of some rows that is serialized already."""
+        """Appends a batch of ``rows`` rows that is serialized already, as `append` does."""
         self._write(message)
         self.rows += rows
         self.batches += 1
@@ -106,7 +106,7 @@ def is_compressed(metadata: pa.Buffer) -> bool:
 
 
 def _field(data: bytes, table: int, number: int) -> int | None:
-    """Where a field of a flatbuffer's table lies; None where it is not set."""
+    """Returns the place of a field of a flatbuffer's table; None where the field is not set."""
     fields = table - struct.unpack_from("<i", data, table)[0]
     place = 4 + 2 * number
     if fields < 0 or place >= struct.unpack_from("<H", data, fields)[0]:

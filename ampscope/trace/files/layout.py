@@ -1,4 +1,4 @@
-"""Where things lie in a run's folder: ``RUN/rank=K/TABLE/part-N.parquet`` and ``journal-N.arrow``.
+"""Defines the layout of a run's folder: ``RUN/rank=K/TABLE/part-N.parquet`` and ``journal-N.arrow``.
 
 A part may hold the rows of several numbers (``part-A-B.parquet``), and fewer values than were written
 (``part-A-B.thinned-L.parquet``). It stands in the place of every part and journal of these numbers that still lies
@@ -27,7 +27,7 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 class Span(NamedTuple):
-    """What a part's name tells: the numbers whose rows it holds, both ends among them, and how thinned they are."""
+    """A part's name, parsed: the numbers whose rows it holds, both ends among them, and how thinned they are."""
 
     first: int
     last: int
@@ -62,7 +62,7 @@ class Listing:
         return max((last, *self.journals)) + 1
 
     def joined(self, later: Listing) -> Listing:
-        """What lay there during two looks, as far as it had begun by the first."""
+        """Returns the listing of the files that lay there in either of two looks and had begun by the first."""
         if later is self:  # of a folder long at rest, or a table of thousands of parts would be sorted at each look
             return self
         end = self.next_number
@@ -106,7 +106,7 @@ def span_path(folder: Path, span: Span) -> Path:
 
 
 def span_of(part: Path) -> Span:
-    """What the name of a part tells."""
+    """Parses the name of a part."""
     span = _span(part.name)
     if span is None:
         raise ValueError(f"{part} is not a part: expected a name like part-000000.parquet")
@@ -120,7 +120,7 @@ def ranks(run: Path) -> list[int]:
 
 
 def list_table(folder: Path) -> Listing:
-    """What lies in a table's folder now; empty when there is none."""
+    """Lists the files in a table's folder now; empty when there is none."""
     try:
         return listing_of(folder, names_in(folder))
     except FileNotFoundError:
@@ -128,7 +128,7 @@ def list_table(folder: Path) -> Listing:
 
 
 def listing_of(folder: Path, files: Iterable[str]) -> Listing:
-    """What some names of files in a table's folder tell."""
+    """Returns the listing that the names of a table folder's files make."""
     names = sorted(files)
     parts, superseded = _standing([folder / name for name in names if _span(name) is not None])
     return Listing(parts, _journals(folder, names), superseded)
@@ -159,7 +159,7 @@ def _standing(parts: Iterable[Path]) -> tuple[dict[int, Path], tuple[Path, ...]]
 
 
 def _held(parts: dict[int, Path], numbers: Iterable[int]) -> frozenset[int]:
-    """Those of some numbers whose rows a part holds."""
+    """Returns those of ``numbers`` whose rows a part holds."""
     firsts = sorted(parts)
     near = ((number, bisect_right(firsts, number) - 1) for number in numbers)
     return frozenset(number for number, place in near if place >= 0 and number <= span_of(parts[firsts[place]]).last)

@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
 
 
 def chunk_of(file: BinaryIO, column: pq.ColumnChunkMetaData) -> Chunk:
-    """What the pages of a column declare.
+    """Sums up the sizes and values that the pages of a column declare.
 
     Raises:
         ValueError: they are no pages, or declare more than the footer does.
@@ -97,7 +97,7 @@ class _Reader:
         self.place = 0
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Its fields by number; what is neither a whole number nor a structure is passed over."""
+        """Reads a structure's fields by number; what is neither a whole number nor a structure is passed over."""
         if depth > _NESTED:
             raise ValueError("its page headers are nested too deep")
         fields: dict[int, Any] = {}

@@ -21,7 +21,7 @@ class PortableLock:
         self._lock: BaseFileLock | None = None
 
     def take(self) -> bool:
-        """Take it; False where somebody holds it.
+        """Take the lock; False where somebody holds it.
 
         Raises:
             OSError: the file cannot be made, the file system knows no locks, or filelock is not installed.

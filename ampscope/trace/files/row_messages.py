@@ -28,7 +28,7 @@ _MOST_KINDS = 64
 
 
 class _Frame(NamedTuple):
-    """What the messages of one kind of row have in common."""
+    """The bytes that all messages of one kind of row share, and the format of the rest."""
 
     head: bytes
     body: struct.Struct
@@ -80,7 +80,7 @@ class RowMessages:
 
 
 def _format(kind: str | None, size: int | None) -> str:
-    """Of one value: the bits that say which are null, only where one is; a text is where it begins and ends, and it."""
+    """Returns the `struct` format of one value: null bits only where it is null; of a text its offsets and bytes."""
     if size is None:
         return "16x"
     return kind or f"ii{size}s{-size % 8}x"

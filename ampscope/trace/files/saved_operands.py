@@ -104,7 +104,7 @@ class SavedOperands:
 
 
 def operands_path(run: Path, rank: int, step: int, seq: int) -> Path:
-    """Where the operands of an executed op are kept."""
+    """Returns the file in which the operands of an executed op are kept."""
     return rank_folder(run, rank) / FOLDER / f"step={step:06d}-seq={seq:06d}.safetensors"
 
 
@@ -117,7 +117,7 @@ def operand_files(run: Path, rank: int | None = None) -> list[Path]:
 
 
 def as_metadata(call: SavedCall) -> dict[str, str]:
-    """What safetensors keeps beside the tensors."""
+    """Returns the call as metadata for safetensors, kept beside the tensors."""
     return {KEY: json.dumps(asdict(call), allow_nan=False)}
 
 

@@ -1,4 +1,4 @@
-"""Which traced steps a part of ``ops`` holds: kept in its footer, so that nobody has to count its rows to list them."""
+"""Keeps in the footer of a part of ``ops`` which traced steps it holds, so that nobody has to count its rows."""
 
 from __future__ import annotations
 

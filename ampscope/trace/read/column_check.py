@@ -47,7 +47,7 @@ def has_null_elements(column: pa.ChunkedArray) -> bool:
 
 
 def _wrong_before(table: Table, found: dict[str, pa.Field]) -> str:
-    """What is wrong with the columns that an older version had."""
+    """Says what is wrong with the columns that an older version had; empty where nothing is."""
     kinds = ((name, field.type, old_type(name)) for name, field in found.items() if is_older(table, found))
     wrong = (f"its column {name!r} is of type {own}, not {was}" for name, own, was in kinds if was not in (None, own))
     return next(wrong, "")

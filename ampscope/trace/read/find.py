@@ -73,7 +73,7 @@ def from_here(run: Path) -> str:
 
 
 def told_name(run: Path, name: str = "") -> str:
-    """What a run is called: its folder's name, with the folder around it where a callback gave that name.
+    """Returns a run's name for people: its folder's, with the folder around it where a callback gave that name.
 
     Args:
         run: Its folder.

@@ -109,7 +109,7 @@ class TableFrames:
 
 
 def is_equal(name: str, value: object) -> duckdb.Expression:
-    """That a column equals ``value``; None: is null."""
+    """Returns the condition that a column equals ``value``, or is null for None."""
     column = duckdb.ColumnExpression(name)
     if value is None:
         return column.isnull()

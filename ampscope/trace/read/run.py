@@ -128,7 +128,7 @@ class Run(TableFrames, NotebookRepr):
         return frame if steps is None else frame.filter(nw.col("step").is_in(steps))
 
     def stamp(self, table: Table, *, rank: OfRanks = None) -> Stamp:
-        """What tells this moment of a table, or of one rank's, from another: the same means that no row was added."""
+        """Returns a stamp of a table, or of one rank's, that is the same as long as no row is added."""
         return self._scan.stamp(table, rank)
 
     @overload
@@ -245,7 +245,7 @@ class Run(TableFrames, NotebookRepr):
 
     @property
     def _connection(self) -> duckdb.DuckDBPyConnection:
-        """This thread's: a connection answers one query at a time."""
+        """Returns this thread's connection: one answers a single query at a time."""
         connection = getattr(self._local, "connection", None)
         if connection is None:
             connection = self._local.connection = self._database.cursor()

@@ -28,7 +28,7 @@ _MANY_ROWS = 1 << 16
 
 
 class Facts(NamedTuple):
-    """What the footer of a sealed part tells; null steps where it tells none."""
+    """Holds the facts in a sealed part's footer; null steps where it tells none."""
 
     columns: tuple[str, ...]
     rows: int
@@ -45,7 +45,7 @@ class Facts(NamedTuple):
 
 
 def read_facts(part: Path, table: Table, texts: dict[Path, int] | None = None) -> Facts:
-    """What the footer tells.
+    """Reads the footer of a part.
 
     Args:
         part: The part.
@@ -100,7 +100,7 @@ def read_part(part: Path) -> pa.Table:
 
 
 def read_columns(part: Path, table: Table, columns: Collection[str]) -> tuple[Facts, pa.Table]:
-    """What the footer tells, and some columns, of a file that is opened once; those that it does not have are left out.
+    """Reads a part's footer and some of its columns, opening it once; columns that it does not have are left out.
 
     Raises:
         FileNotFoundError: the part has been deleted since it was listed.
@@ -150,7 +150,7 @@ def verify(part: Path) -> None:
 
 @contextmanager
 def naming(part: Path) -> Iterator[None]:
-    """What goes wrong within is told with the file that it is about."""
+    """Names the file in errors that are raised within the block."""
     try:
         yield
     except FileNotFoundError:  # deleted by the disk budget since it was listed
@@ -167,7 +167,7 @@ def unreadable(file: Path, why: object) -> RunDamaged:
 
 
 def _step_bounds(footer: pq.FileMetaData) -> Iterator[Any]:
-    """Of each row group the smallest and the largest step; None where they are not known."""
+    """Yields for each row group its smallest and largest step; None where they are not known."""
     place = next((n for n in range(footer.num_columns) if footer.schema.column(n).path == "step"), None)
     for number in range(footer.num_row_groups if place is not None else 0):
         told = footer.row_group(number).column(place).statistics

@@ -153,7 +153,7 @@ class SmallTables:
 
 
 def _stretches(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Where what is chosen begins, and how long it goes on."""
+    """Returns the stretches of rows that are chosen, as begin and length."""
     ends = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
     return [(begin, end - begin) for begin, end in zip(ends[::2].tolist(), ends[1::2].tolist(), strict=True)]
 
@@ -167,7 +167,7 @@ def _value(row: Row, name: str) -> object:
 
 
 def _is_equal(own: object, value: object) -> bool:
-    """As the database has it, for which NaN equals NaN."""
+    """Compares two values as the database does, for which NaN equals NaN."""
     return own == value or (_is_nan(own) and _is_nan(value))
 
 

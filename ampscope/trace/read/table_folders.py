@@ -1,4 +1,4 @@
-"""What lies in the folders of a run's tables, looked up often and read seldom: a large job has ten thousand of them."""
+"""Lists the folders of a run's tables, looked up often and read seldom: a large job has ten thousand of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TableFolders:
         self._sealed: dict[str, tuple[int, Stamp]] = {}
 
     def listing(self, rank: int, table: Table) -> Listing:
-        """What lies in a folder now."""
+        """Returns the listing of the folder of one rank's table now."""
         return self._looked(rank, table)[2]
 
     def stamp(self, rank: int, table: Table) -> Stamp:
@@ -104,7 +104,7 @@ def _states(rank: str, listing: Listing) -> list[tuple[str, int, int]]:
 
 
 def steadily(look: Callable[[], R]) -> R:
-    """What a look gives; it is repeated where a part went meanwhile, dropped by the budget or merged into another."""
+    """Returns a look's result, looking again where a part was dropped by the budget or merged meanwhile."""
     for _ in range(_LOOKS - 1):
         try:
             return look()

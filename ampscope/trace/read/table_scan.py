@@ -87,7 +87,7 @@ class Scan:
         return reduce(duckdb.DuckDBPyRelation.union, relations)
 
     def pieces(self, table: Table, *, rank: OfRanks = None) -> Pieces:
-        """What `relation` would be made of, for another engine; its parts are checked alike."""
+        """Returns the pieces that `relation` would be made of, for another engine; its parts are checked alike."""
         meant = self.meant(rank)
 
         def look() -> Pieces:
@@ -140,7 +140,7 @@ class Scan:
         return conform(upgraded(table, read_part(part)), arrow_schema(table))
 
     def traced(self, connection: duckdb.DuckDBPyConnection, rank: int) -> list[StepRows]:
-        """What one rank has traced, in no order; rows of parts that do not tell it themselves are counted.
+        """Lists the traced steps of one rank, in no order; rows of parts whose footer does not tell are counted.
 
         Raises:
             RunDamaged: a part cannot be read.

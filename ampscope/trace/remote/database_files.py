@@ -13,7 +13,7 @@ from ampscope.trace.remote.ranged_file import RangedFile
 
 
 class RunFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no types
-    """What DuckDB asks a file system for; all of it is answered from a run's listing, and blocks that are kept.
+    """Answers DuckDB's calls to a file system from a run's listing, and from blocks that are kept.
 
     Args:
         runs: The runs below which files may be read, of one store.
@@ -27,25 +27,25 @@ class RunFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no typ
         self._runs = frozenset(runs)
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> RangedFile:
-        """A part of a run, to be read."""
+        """Opens a part of a run for reading."""
         if mode != "rb":
             raise PermissionError(f"{path} is only read")
         return self._inside(path).open_ranged()
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Its size."""
+        """Returns the size of a part."""
         return {"name": path, "size": self._inside(path).stat().st_size, "type": "file"}
 
     def modified(self, path: str) -> datetime:
-        """When it was written."""
+        """Returns when a part was written."""
         return datetime.fromtimestamp(self._inside(path).stat().st_mtime, UTC)
 
     def exists(self, path: str, **_: Any) -> bool:
-        """Whether it is there."""
+        """Whether a part is there."""
         return self._inside(path).is_file()
 
     def glob(self, path: str, **_: Any) -> list[str]:
-        """Itself: the engine is given whole names."""
+        """Returns the path itself if it is a file: the engine is given whole names."""
         return [path] if self._inside(path).is_file() else []
 
     def _inside(self, path: str) -> BucketPath:

@@ -1,4 +1,4 @@
-"""Where a run is: a folder of this machine, or one in an object store, which readers use as any other path."""
+"""Represents the place of a run: a local folder, or one in an object store, which readers use as any other path."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class BucketPath(PosixPath):
         return self.parts[:1] != () and self.parts[0].endswith(":")
 
     def absolute(self) -> BucketPath:
-        """It is."""
+        """Returns the path itself, which always is absolute."""
         return self
 
     def resolve(self, strict: bool = False) -> BucketPath:  # noqa: ARG002  # as of every path
@@ -88,7 +88,7 @@ class BucketPath(PosixPath):
         return folder.files.get(self.name) if folder is not None else None
 
     def listed(self) -> Folder | None:
-        """What lies in it, for the folder of a run or one inside; None where there is no such folder."""
+        """Returns the listing of the folder of a run, or of one inside; None where there is no such folder."""
         root, inside = self._in_run()
         return tree_of(root if root is not None else str(self)).folder(inside if root is not None else "")
 
@@ -109,7 +109,7 @@ class BucketPath(PosixPath):
         return self.stat()
 
     def iterdir(self) -> Generator[BucketPath, None, None]:
-        """What lies directly in it."""
+        """Yields the files and folders directly in it."""
         root, inside = self._in_run()
         if root is None:
             yield from (self / child.name for child in self.store.children(str(self)))
@@ -117,7 +117,7 @@ class BucketPath(PosixPath):
             yield from (self / name for name in (*folder.files, *sorted(folder.folders)))
 
     def glob(self, pattern: str, **_: Any) -> Generator[BucketPath, None, None]:
-        """What matches, name by name; ``**`` is not known."""
+        """Yields the paths that match, name by name; ``**`` is not known."""
         first, rest = [*pattern.split("/", 1), ""][:2]
         is_name = not set(first) & set("*?[")
         for child in [self / first] if is_name else list(self.iterdir()):
@@ -159,7 +159,7 @@ class BucketPath(PosixPath):
             tree_of(root).forget()
 
     def _in_run(self) -> tuple[str | None, str]:
-        """The run in whose ``rank=K`` it lies, and its path in it."""
+        """Returns the run in whose ``rank=K`` this path lies, and the path inside the run."""
         for place, part in enumerate(self.parts[2:], 2):
             if _RANK.fullmatch(part):
                 return str(BucketPath(*self.parts[:place])), "/".join(self.parts[place:])
@@ -167,7 +167,7 @@ class BucketPath(PosixPath):
 
 
 def location(told: str | os.PathLike[str]) -> Path:
-    """Where a run lies that someone named: by a URL, in an object store, else in a folder.
+    """Returns the path of a run that someone named: in an object store for a URL, else in a folder.
 
     Args:
         told: A path, a URL, or a path that pathlib made of a URL.

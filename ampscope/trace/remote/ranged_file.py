@@ -94,36 +94,36 @@ class RangedFile(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Always True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Always True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """As of every file."""
+        """Moves the position, as in every file."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._state.size}[whence]
         self._at = max(start + offset, 0)
         return self._at
 
     def tell(self) -> int:
-        """As of every file."""
+        """Returns the position."""
         return self._at
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """As of every file; never less than what is there."""
+        """Reads up to ``size`` bytes, all by default; never fewer than are there."""
         end = self._state.size if size is None or size < 0 else self._at + size
         content = _blocks.read(self._url, self._state, self._at, end)
         self._at += len(content)
         return content
 
     def readall(self) -> bytes:
-        """As of every file."""
+        """Reads to the end."""
         return self.read()
 
     def readinto(self, buffer: Any, /) -> int:
-        """As of every file."""
+        """Reads into a buffer; returns how many bytes."""
         view = memoryview(buffer).cast("B")
         content = self.read(len(view))
         view[: len(content)] = content

@@ -37,7 +37,7 @@ class ObjectState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What lies directly in a folder of a store."""
+    """A file or folder directly in a folder of a store."""
 
     name: str
     is_folder: bool
@@ -52,7 +52,7 @@ class Store:
         self._files = filesystem
 
     def children(self, url: str) -> list[Child]:
-        """What lies directly in a folder; nothing where there is none."""
+        """Lists the files and folders directly in a folder; empty where there is none."""
         with self._telling(url):
             self._files.invalidate_cache()
             try:
@@ -217,7 +217,7 @@ def _missing(scheme: str) -> RunUnreachable:
 
 
 def _said(error: BaseException) -> str:
-    """What an error says, in one line, without what could be a secret: the parameters of a signed address."""
+    """Returns an error's text in one line, without the parameters of a signed address, which could be secret."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text.partition("?")[0][:300].rstrip(" .")
 

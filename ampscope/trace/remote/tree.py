@@ -1,4 +1,4 @@
-"""What lies below a run in an object store, listed once for all its tables and looked up for a moment."""
+"""Lists all files of a run in an object store once for all its tables, and keeps the listing for a moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a column of a trace may say: the enumerations, each value with its meaning."""
+"""Defines the enumerations of a trace's columns, each value with its meaning."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _Said = TypeVar("_Said", bound=StrEnum)
 
 
 def said(kind: type[_Said], text: str, otherwise: _Said) -> _Said:
-    """What a column says; ``otherwise`` where it says what no AMPscope has written."""
+    """Returns the member for a column's text; ``otherwise`` for a text that no AMPscope has written."""
     return next((each for each in kind if each == text), otherwise)
 
 
 class Phase(StrEnum):
-    """In which part of an optimizer step an op ran."""
+    """The part of an optimizer step in which an op ran."""
 
     FORWARD = "forward"  #: inside a watched module
     LOSS = "loss"  #: outside every watched module, before backward
@@ -62,7 +62,7 @@ class Cast(StrEnum):
 
 
 class Source(StrEnum):
-    """Which execution of a step the op rows describe; see `source_of` for runs with several optimizers."""
+    """The execution of a step that the op rows describe; see `source_of` for runs with several optimizers."""
 
     LIVE = "live"  #: the real step, as it ran
     REPLAY = "replay"  #: the faithful replay of the step
@@ -72,7 +72,7 @@ class Source(StrEnum):
 
 
 def source_of(execution: Source, optimizer: int) -> str:
-    """What the op rows of one optimizer's attempt say in ``source``.
+    """Returns the value of ``source`` in the op rows of one optimizer's attempt.
 
     Every optimizer counts its own steps, so those of a GAN share their numbers: ``replay`` is that of the first
     optimizer, ``replay@1`` that of the second.
@@ -106,7 +106,7 @@ class AuditStatus(StrEnum):
 
 
 class Change(StrEnum):
-    """What a counterfactual replay did otherwise than the real step (``replays.change``)."""
+    """The difference between a counterfactual replay and the real step (``replays.change``)."""
 
     NONE = "none"  #: nothing: the same once more
     FP32 = "fp32"  #: every half-precision computation in float32
@@ -118,7 +118,7 @@ class Change(StrEnum):
 
 
 class Form(StrEnum):
-    """What a counterfactual replay put in the place of one call of the user's code (``replays.form``)."""
+    """The form that a counterfactual replay put in the place of one call of the user's code (``replays.form``)."""
 
     OPERAND_BOUND = "operand_bound"  #: ``f(x.clamp(min=v))``, or ``max``
     ADDED_EPS = "added_eps"  #: ``f(x + v)``, ``a / (b + v)``
@@ -144,7 +144,7 @@ class Form(StrEnum):
 
 
 class Trial(StrEnum):
-    """What came out of a counterfactual replay (``replays.outcome``)."""
+    """The outcome of a counterfactual replay (``replays.outcome``)."""
 
     FINITE = "finite"  #: it cures the step: loss and gradients were finite, lost no more, or agreed with float32
     NONFINITE = "nonfinite"  #: tried, and did not help
@@ -152,7 +152,7 @@ class Trial(StrEnum):
 
 
 class Trigger(StrEnum):
-    """What made a step an incident."""
+    """The observation that made a step an incident."""
 
     NONFINITE_GRADIENT = "nonfinite_gradient"  #: a gradient that is inf or NaN
     NONFINITE_LOSS = "nonfinite_loss"  #: a loss that is inf or NaN
@@ -170,7 +170,7 @@ class Trigger(StrEnum):
 
 
 class StateKind(StrEnum):
-    """What a tensor is that outlives a step (in the evidence of an incident)."""
+    """The kind of a tensor that outlives a step (in the evidence of an incident)."""
 
     WEIGHT = "weight"  #: a parameter that is trained
     BUFFER = "buffer"  #: a buffer of a watched model
@@ -187,7 +187,7 @@ class Looked(StrEnum):
 
 
 class ScalerAction(StrEnum):
-    """What happened to a ``GradScaler`` (``scaler_events.action``)."""
+    """An action of, or upon, a ``GradScaler`` (``scaler_events.action``)."""
 
     INIT = "init"  #: it came under watch
     GROWTH = "growth"  #: ``update()`` raised the scale after enough finite steps
@@ -222,7 +222,7 @@ class EventKind(StrEnum):
 
 
 class CureKind(StrEnum):
-    """What healing may change of a training (``kind`` of a ``cure`` event)."""
+    """The change that healing may make to a training (``kind`` of a ``cure`` event)."""
 
     MODULES_FP32 = "modules_fp32"  #: the named modules run in float32 from the next step on
     CONVERSIONS = "conversions"  #: the named modules get float32 where they ask for a half dtype by name

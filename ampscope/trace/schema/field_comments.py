@@ -1,4 +1,4 @@
-"""What fields and columns mean, as the ``#:`` comments behind them say: each meaning stands once, in the source."""
+"""Reads the meanings of fields and columns from the ``#:`` comments behind them: each stands once, in the source."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def field_comments(described: type) -> Mapping[str, str]:
 
 @cache
 def column_meanings() -> Mapping[Table, Mapping[str, str]]:
-    """What each column of each table means.
+    """Returns the meaning of each column of each table.
 
     One without a comment means what the first column of that name means; a field that is itself a row type stands for
     the columns of that type.

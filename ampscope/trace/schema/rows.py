@@ -118,7 +118,7 @@ TOP_VALUES = 16
 
 
 class Statistics(NamedTuple):
-    """What was measured of a tensor's values; null where it was not. Each is a column of the table that holds it.
+    """Holds the statistics of a tensor's values; null where not measured. Each is a column of the table that holds it.
 
     Written out here and nowhere else: to add one, declare it here, measure it in `ampscope.capture.tracing.statistics`
     and show it where a person wants to see it.

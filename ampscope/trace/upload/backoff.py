@@ -25,7 +25,7 @@ class Backoff:
         self.failures = 0
 
     def failed(self) -> float:
-        """It did not: seconds to wait, between half of what is due and all of it."""
+        """Counts a failure; returns the seconds to wait, between half of what is due and all of it."""
         due = min(self._first * 2.0 ** min(self.failures, 32), self._most)
         self.failures += 1
         return due * self._chance.uniform(0.5, 1.0)

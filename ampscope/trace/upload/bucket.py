@@ -14,7 +14,7 @@ from ampscope.trace.upload.plan import Held, is_bulk
 
 
 class Bucket:
-    """What a rank has in the store. Every call may raise `RunUnreachable`, and then nothing is believed of it.
+    """One rank's files in the store. Every call may raise `RunUnreachable`, and then nothing is believed of it.
 
     Args:
         home: The run.

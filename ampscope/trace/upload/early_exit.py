@@ -1,4 +1,4 @@
-"""What must be done while a process can still open connections: by `atexit`, threads for them can start no more."""
+"""Runs calls at the last moment at which a process can open connections: at `atexit`, their threads cannot start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a further segment of a run needs of the earlier ones: fetched from the store before it begins, or not at all."""
+"""Fetches from the store what a further segment of a run needs of the earlier ones, before it begins or not at all."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of a spool."""
+    """The result of sending what was left in a spool."""
 
     spool: Path
     home: BucketPath

@@ -15,7 +15,7 @@ from ampscope.trace.write.writer import TraceWriter
 
 
 def named_folder(told: Any) -> Path:
-    """Where a run goes that was named by ``dir=``.
+    """Returns the folder of a run that was named by ``dir=``.
 
     Raises:
         WatchError: it is no path and no URL, or a URL that holds secrets.
@@ -59,7 +59,7 @@ def _say_ended(folder: Path, say: Callable[[object], None], failure: BaseExcepti
 
 
 def cannot_write(folder: Path, error: OSError) -> WatchError:
-    """That a folder cannot be written."""
+    """Makes the error that a folder cannot be written."""
     return WatchError(
         f"cannot write the run to {folder}: {error.strerror or error}; "
         f"pass dir= a folder that this process alone can write"

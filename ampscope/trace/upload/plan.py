@@ -1,4 +1,4 @@
-"""What is to be sent of a rank's spool, and what in the store is of no use any more; pure, by names and sizes.
+"""Plans what is sent of a rank's spool, and what is deleted in the store; pure, by names and sizes.
 
 The names alone tell which part stands in the place of which others (`ampscope.trace.files.layout`), in the store as on
 a disk, so nothing has to be remembered from one process to the next.
@@ -59,7 +59,7 @@ def open_journals(here: Iterable[str]) -> list[str]:
 
 
 def useless(there: Iterable[str]) -> set[str]:
-    """What in the store another part stands for."""
+    """Returns the files in the store that another part stands for."""
     return {
         str(path) for listing in listings(there).values() for path in (*listing.superseded, *listing.sealed_journals)
     }

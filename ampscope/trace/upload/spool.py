@@ -61,7 +61,7 @@ def _made(spool: Path, home: BucketPath) -> Path:
 
 
 def home_of(spool: Path) -> BucketPath | None:
-    """Where a spool goes; None where it is none."""
+    """Returns the place in a store to which a spool goes; None for a folder that is no spool."""
     try:
         home = location(str(json.loads((spool / _LABEL).read_text("utf-8"))["url"]))
     except (OSError, ValueError, KeyError, TypeError):

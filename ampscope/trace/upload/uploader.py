@@ -58,7 +58,7 @@ class Uploader:
 
     @property
     def home(self) -> BucketPath:
-        """Where the run is in the store."""
+        """The run's place in the store."""
         return self._bucket.home
 
     def begin(self) -> None:

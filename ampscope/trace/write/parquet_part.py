@@ -46,5 +46,5 @@ def _encodings(columns: tuple[str, ...]) -> dict[str, str]:
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
-    """What Parquet calls the columns; of a list it is its elements that are a column."""
+    """Returns Parquet's names of the columns; for a list, that of its elements, which are the column."""
     return [f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name for field in schema]

@@ -1,4 +1,4 @@
-"""Where a further segment of a run goes on: step counters and the ids that are taken."""
+"""Finds out where a further segment of a run goes on: step counters and the ids that are taken."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _next_steps(folder: Path, rank: int) -> dict[int, int]:
 
 
 def _cures(folder: Path, rank: int) -> Iterator[tuple[int, str]]:
-    """What healing has changed, and not taken back."""
+    """Yields the changes that healing has made, and not taken back, with their steps."""
     told: list[tuple[str, int, str]] = []
     kinds = (EventKind.CURE, EventKind.CURE_LIFTED)
     for rows in _tables(folder, rank, Table.EVENTS, "kind", "step", "text"):

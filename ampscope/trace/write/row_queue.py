@@ -1,4 +1,4 @@
-"""Where the training thread leaves rows: a queue that never blocks, bounded by the rows it holds."""
+"""Takes rows from the training thread into a queue that never blocks, bounded by the rows it holds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Given = tuple[Table, tuple[Row, ...] | ColumnBlock]
 
 @dataclass(slots=True)
 class Round:
-    """What the journal thread writes next."""
+    """The rows and markers that the journal thread writes next."""
 
     rows: dict[Table, list[Row]] = field(default_factory=lambda: {table: [] for table in _ORDER})
     blocks: list[tuple[Table, ColumnBlock]] = field(default_factory=list)  #: rows that come as columns

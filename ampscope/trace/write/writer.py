@@ -39,7 +39,7 @@ class Follower(Protocol):
 
     @property
     def home(self) -> Path:
-        """That place."""
+        """The place to which the folder's content is taken."""
 
     def begin(self) -> None:
         """Begin; the writer's threads have."""

@@ -24,7 +24,7 @@ _RANGE = "range"
 
 @contextmanager
 def figure(key: str, title: str, label: str) -> Iterator[None]:
-    """What is drawn within is one figure, its key and its legend included, which can be saved as a picture.
+    """Makes one figure, which can be saved as a picture, of what is drawn within, its key and legend included.
 
     Args:
         key: The figure's; of its own on the page.
@@ -55,7 +55,7 @@ def show_figure(drawn: go.Figure, key: str, title: str, label: str, *, legend: s
 
 
 def clickable_figure(drawn: go.Figure, key: str, title: str, label: str) -> tuple[int, str] | None:
-    """As `show_figure`; the step of the mark that was clicked and the lane it is in, None without a click."""
+    """Shows a figure as `show_figure` does; returns the step and lane of a clicked mark, None without a click."""
     _at_range(drawn, key)
     with st.container(key=f"figure-{key}", gap="xxsmall"):
         state = st.plotly_chart(

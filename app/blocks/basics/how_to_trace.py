@@ -1,4 +1,4 @@
-"""What to do where no step was traced op by op."""
+"""Says what to do where no step was traced op by op."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def link(page: Page, label: str, *, icon: str | None = None, **params: object) -
 
 
 class Way(NamedTuple):
-    """Where a row of a table, or a piece of HTML of ours, leads."""
+    """The link of a table's row, or of a piece of our own HTML."""
 
     page: Page
     query: Mapping[str, str]
@@ -40,12 +40,12 @@ class Way(NamedTuple):
 
 
 def way_to(page: Page, **params: object) -> Way:
-    """Where `link` leads."""
+    """Returns the target of `link` as a `Way`."""
     return Way(page, _query(params))
 
 
 def many_ways() -> Callable[..., Way]:
-    """As `way_to`, for hundreds of links: what all of them keep is looked up once."""
+    """Returns a faster `way_to` for hundreds of links: the parameters that all of them keep are looked up once."""
     kept = kept_query()
     return lambda page, **params: Way(page, kept | _said(params))
 
@@ -163,7 +163,7 @@ def switch_to_scale(step: int) -> None:
 
 
 def kept_query() -> dict[str, str]:
-    """What an address has on every page, as it is now."""
+    """Returns the query parameters that an address keeps on every page, as they are now."""
     return {name: known for name in _KEPT if (known := get_param(name)) is not None}
 
 

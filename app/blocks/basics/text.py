@@ -23,7 +23,7 @@ def heading(text: str) -> None:
 
 
 def good(title: str, text: str) -> None:
-    """Good news."""
+    """Shows good news as a card."""
     st.html(f'<div class="amp-card good"><div class="amp-title">{as_html(title)}</div>{as_html(text)}</div>')
 
 

@@ -22,7 +22,7 @@ _DIFFERENCES = {
 
 
 def first_difference(run: RunSnapshot, step: TracedStep, other: TracedStep) -> None:
-    """Where the two part, in a sentence."""
+    """Says in a sentence at which op the two steps part."""
     recording, lockstep = recording_of(run, step), lockstep_of(run, step, other)
     words = f"Against {step_words(other).lower()}: "
     if lockstep.first is None:

@@ -1,4 +1,4 @@
-"""Where in a traced step the reader is: kept in the session, and at rest in the address."""
+"""Keeps the reader's position in a traced step: in the session, and at rest in the address."""
 
 from __future__ import annotations
 

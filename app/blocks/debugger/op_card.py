@@ -43,7 +43,7 @@ def op_card(detail: OpDetail) -> None:
 def operand_table(
     reads: Sequence[Operand], writes: Sequence[Operand], label: str = "What the op read and wrote"
 ) -> None:
-    """What it read and wrote, in words; columns with nothing to say are left out."""
+    """Shows the tensors that the op read and wrote, in words; columns with nothing to say are left out."""
     rows = [*(_row("read", operand) for operand in reads), *(_row("wrote", operand) for operand in writes)]
     kept = [at for at in range(len(_COLUMNS)) if any(row[at] for row in rows)]
     table(label, [_COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows])

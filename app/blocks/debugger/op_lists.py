@@ -66,7 +66,7 @@ def op_row(line: OpLine, *, note: str = "", current: bool = False) -> Line:
 
 
 def magnitude_bar(values: Magnitudes, dtype: str, *, is_finite: bool = True) -> tuple[Mark, ...]:
-    """What the dtype holds, and in it what there was."""
+    """Draws the dtype's range, and in it the range of the values."""
     marks: list[Mark] = []
     if values.limit is not None and values.floor is not None:
         marks.append(_mark(values.floor, values.limit, "range", dtype_color(dtype)))

@@ -43,7 +43,7 @@ def step_track(
 
 @cached(identity, entries=KEPT)
 def _drawn(run: RunSnapshot, step: TracedStep, other: TracedStep | None) -> _Drawn:
-    """What the browser is sent: made once, and there at every move."""
+    """Encodes the step for the browser, once for all moves of the cursor."""
     found = timeline(recording_of(run, step), lockstep_of(run, step, other) if other else None)
     name = f"{run.path} {step.rank} {step.step} {step.source}"
     words = f"{step_words(step)}{f', against {step_words(other).lower()}' if other else ''}"

@@ -1,1 +1,1 @@
-"""What stands around every page: the side bar, the pulse of a running training, the welcome."""
+"""Draws the frame of every page: the side bar, the pulse of a running training, the welcome."""

@@ -71,5 +71,5 @@ def _announce(path: str, pulse: Pulse) -> None:
 
 
 def _troubles(path: str, pulse: Pulse) -> tuple[str, int, int]:
-    """What has gone wrong so far."""
+    """Returns the counts of what has gone wrong so far, for comparison with later ones."""
     return path, pulse.incidents, pulse.findings

@@ -63,7 +63,7 @@ def _search() -> None:
 
 
 def _hits(text: str) -> _Found:
-    """What the run itself has."""
+    """Yields the places in the run itself that match a search."""
     try:
         found = search_of(current_run(), text)
     except AmpscopeError:
@@ -78,7 +78,7 @@ def _words(hit: Hit) -> str:
 
 
 def _way(hit: Hit) -> Way:
-    """Where it is to be seen: a module in Precision, a step without ops in Scale, all else in Replay."""
+    """Returns the link to a hit: a module in Precision, a step without ops in Scale, all else in Replay."""
     where = {"step": hit.step, "source": hit.source or None}
     if hit.kind is HitKind.MODULE:
         return way_to(Page.PRECISION, **where, module=hit.text if len(hit.text) <= _LONGEST else None)

@@ -1,4 +1,4 @@
-"""What the browser's tab says: how the run on screen is, and its name."""
+"""Labels the browser's tab: with the state of the run on screen, and its name."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def label_tab(tab: Tab) -> None:
 
 
 def last_tab() -> Tab:
-    """What the tab has said so far: a page that is drawn anew takes a moment to know."""
+    """Returns the tab's latest label: a page that is drawn anew takes a moment to know its own."""
     last = st.session_state.get(_LAST)
     return last if isinstance(last, Tab) else Tab("AMPscope", tab_icon())
 

@@ -1,4 +1,4 @@
-"""What there is to see before there is a run: how to make one."""
+"""Shows how to make a run, as long as there is none."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the Ranges page is made of: the heat map of all modules, and one place close up."""
+"""Draws the parts of the Ranges page: the heat map of all modules, and one place close up."""

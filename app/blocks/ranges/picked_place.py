@@ -17,7 +17,7 @@ def pick(place: str, step: int | None) -> None:
 
 
 def take_pick() -> tuple[str, int | None] | None:
-    """What was clicked since the page was drawn."""
+    """Returns the place that was clicked since the page was drawn, once; None without a click."""
     picked = st.session_state.pop(_PICKED, None)
     return picked if isinstance(picked, tuple) else None
 

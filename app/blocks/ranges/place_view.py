@@ -32,7 +32,7 @@ def place_view(seen: PlaceDetail) -> None:
 
 
 def facts(seen: PlaceDetail) -> list[tuple[str, str]]:
-    """What is known of it, most asked first."""
+    """Lists the facts known of a place, most asked first."""
     row = seen.row
     headroom = "none left" if row.overflowed else f"{ranges_words.bits(row.headroom_bits)} bits"
     lost = share(row.underflow_share, missing=UNMEASURED)
@@ -64,7 +64,7 @@ def ways_onward(seen: PlaceDetail) -> None:
 
 
 def exponents(seen: PlaceDetail) -> None:
-    """Its histogram against what each dtype can hold."""
+    """Shows the histogram of a place's values against what each dtype can hold."""
     counted = seen.counted
     drawn = magnitudes((counted.written,), bands=WITH_FLOAT8) if counted is not None else None
     if counted is None or drawn is None:

@@ -1,4 +1,4 @@
-"""What if the scaler had been set otherwise? Sliders, and the history that would have been."""
+"""Simulates the loss scale under other scaler settings: sliders, and the history that would have been."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _reset() -> None:
 
 
 def _chosen(run: RunSnapshot, made: ScalerRules) -> ScalerRules:
-    """What the sliders say; the address says what differs from the run's own."""
+    """Returns the settings on the sliders; the address keeps those that differ from the run's own."""
     chosen, resets = {}, st.session_state.get(_RESETS, 0)
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom"):
         for name, (label, options, words) in _SLIDERS.items():

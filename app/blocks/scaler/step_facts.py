@@ -31,7 +31,7 @@ def asked_step(run: RunSnapshot, optimizer: int | None) -> Attempt | None:
 
 
 def step_facts(run: RunSnapshot, attempted: Attempt) -> None:
-    """What happened in it, with ways to its ops and to its incident."""
+    """Shows what happened in a step, with links to its ops and to its incident."""
     heading(f"At step {attempted.step:,}")
     tiles([(what, words) for what, words in _facts(attempted) if words])
     with link_row():

@@ -1,4 +1,4 @@
-"""Where the parts of an incident lead: ops to Replay, modules to Precision, values to Ranges, ranks to Ranks."""
+"""Links the parts of an incident: ops to Replay, modules to Precision, values to Ranges, ranks to Ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def path_ways(run: RunSnapshot, incident: Incident) -> PathWays:
 
 
 def parameter_way(run: RunSnapshot, incident: Incident) -> Callable[[str], str]:
-    """Where a parameter's name leads: to what its gradient, or the parameter itself, held."""
+    """Returns a function from a parameter's name to a link: to the values of its gradient, or of itself."""
     keys = recorded_parameters_of(run)
 
     def way(name: str) -> str:

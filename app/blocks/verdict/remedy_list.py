@@ -1,4 +1,4 @@
-"""What to change: each remedy with its mark and its code, ready to copy."""
+"""Shows the remedies: each with its mark and its code, ready to copy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def code_height(remedy: Remedy) -> int:
 
 
 def remedy_code(remedy: Remedy) -> None:
-    """What to write: the change of the user's own lines where it is known, else the general form."""
+    """Shows the code to write: the change of the user's own lines where it is known, else the general form."""
     if remedy.diff:
         st.code(as_source(remedy.diff), language="diff", wrap_lines=True)
     elif remedy.code:

@@ -1,1 +1,1 @@
-"""What a run tells to others while it trains: figures for trackers, and alerts; the training never waits for them."""
+"""Sends a running training's figures and alerts to others; the training never waits for them."""

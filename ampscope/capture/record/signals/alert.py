@@ -1,4 +1,4 @@
-"""What is told when a run needs a look: an incident, a mistake in the loop, or a value on its way to overflow."""
+"""Defines alerts: an incident, a mistake in the loop, or a value on its way to overflow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class AlertKind(StrEnum):
-    """What an alert is about."""
+    """The kinds of events that an alert tells of."""
 
     INCIDENT = "incident"  #: a step went wrong
     FINDING = "finding"  #: the loop misuses autocast or the scaler

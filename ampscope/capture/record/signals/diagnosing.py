@@ -43,7 +43,7 @@ class Diagnosing:
         self.deadline = float("inf")
 
     def __call__(self) -> dict[str, Any] | None:
-        """What is printed, as an object; None where there is nothing to be had, or not in time."""
+        """Returns the diagnosis that ``ampscope diagnose --json`` prints; None where there is none, or none in time."""
         until = time.monotonic() + TIMEOUT_S
         if time.monotonic() >= self.deadline:
             return None
@@ -101,7 +101,7 @@ def diagnosed(alert: Alert, diagnosis: dict[str, Any]) -> Alert:
 
 
 def _about(alert: Alert, diagnosis: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What of a diagnosis an alert is about."""
+    """Yields the parts of a diagnosis that an alert is about."""
     if alert.kind is AlertKind.FINDING:
         yield from (each for each in diagnosis["findings"] if each["cause"] == alert.cause)
     elif alert.kind is AlertKind.AHEAD:

@@ -48,7 +48,7 @@ class Outbox:
 
     @property
     def name(self) -> str:
-        """What it does, as the user would say it."""
+        """The name of the guarded part, as the user would say it."""
         return self._guard.part
 
     def put(self, call: Call) -> None:

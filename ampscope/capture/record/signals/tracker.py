@@ -1,4 +1,4 @@
-"""What a tracker has to offer to be told of a run; `ampscope.integrations.trackers` has those of known libraries."""
+"""Defines the protocol of trackers; `ampscope.integrations.trackers` has those for known libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ampscope.capture.record.signals.alert import Alert
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Where a run's figures and alerts go besides its trace.
+    """A destination for a run's figures and alerts, besides its trace.
 
     Its methods are called one after the other, all on one thread that belongs to the tracker alone, never on the
     training's. One that raises, or does not return, switches the tracker off; nobody waits for it.

@@ -78,7 +78,7 @@ class Webhook:
         self._closing.set()
 
     def _post(self, body: bytes) -> tuple[str, bool]:
-        """What kept a message from being delivered, empty if nothing did, and whether that may pass."""
+        """Delivers a message; returns what kept it from that, empty if nothing did, and whether that may pass."""
         request = urllib.request.Request(  # `_check` has seen the scheme
             self._address, body, {"Content-Type": "application/json; charset=utf-8"}, method="POST"
         )

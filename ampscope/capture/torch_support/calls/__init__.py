@@ -1,1 +1,1 @@
-"""What a call of a torch function does, told by its name and arguments."""
+"""Tells by name and arguments how a call of a torch function acts on its tensors."""

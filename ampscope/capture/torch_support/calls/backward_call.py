@@ -22,7 +22,7 @@ MOST_NODES = 2000
 
 
 def backward_roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """What ``torch.autograd.backward`` was called on."""
+    """Returns the tensors that ``torch.autograd.backward`` was called on."""
     return list(tensor_tree.tensors(args[0] if args else kwargs.get("tensors")))
 
 

@@ -1,4 +1,4 @@
-"""What an exception says of the call that raised it: which op, in which module, at which line, as plain data."""
+"""Finds, by an exception's traceback, the call that raised it: op, module and line, as plain data."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def of_error(error: BaseException | None, names: Mapping[int, str], *, on_purpos
 
 
 def phase_of(error: BaseException, names: Mapping[int, str]) -> Phase:
-    """Where in a step an exception was raised, by the frames that it has left."""
+    """Returns the phase of the step in which an exception was raised, by the frames that it has left."""
     steps = list(_steps(error.__traceback__))
     if any(_self_of(step.tb_frame, Optimizer) is not None for step in steps):
         return Phase.OPTIMIZER
@@ -80,7 +80,7 @@ def phase_of(error: BaseException, names: Mapping[int, str]) -> Phase:
 
 
 def of_function(error: Exception, func: Callable[..., Any], args: Any, kwargs: Any) -> FailedCall | None:
-    """The same of a torch function that the loop called by itself."""
+    """Describes the failed call of a torch function that the loop called by itself; None for control flow."""
     if isinstance(error, _CONTROL_FLOW):
         return None
     return _described(
@@ -89,7 +89,7 @@ def of_function(error: Exception, func: Callable[..., Any], args: Any, kwargs: A
 
 
 class _Call(NamedTuple):
-    """What was called, and with what."""
+    """A function call in a source line: the name called, and its arguments."""
 
     name: str = ""
     values: Sequence[Any] = ()

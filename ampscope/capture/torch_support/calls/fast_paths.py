@@ -59,7 +59,7 @@ class Call(NamedTuple):
 
 
 class FastPaths:
-    """Takes a function mode off the stack for such modules, while it listens.
+    """Takes a function mode off the stack for modules that have a fast path, while the mode listens.
 
     Args:
         leave: Takes the mode off; returns whether it was there.
@@ -101,7 +101,7 @@ class FastPaths:
         return before, after
 
     def remove(self) -> None:
-        """It has stopped; safe to call twice."""
+        """Removes the hooks; safe to call twice."""
         self._outermost = None
         _listening.discard(self)
         while self._handles:

@@ -1,4 +1,4 @@
-"""What a torch function does with its arguments, told by its name."""
+"""Tells by a torch function's name how it uses its arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels a process lets torch choose from, and how exactly they compute: what contexts may set around a call.
+"""Reads and sets which kernels torch may choose from, and how exactly they compute, as contexts do around a call.
 
 The functions are private names of torch's: one that a version lacks is left out.
 """

@@ -1,4 +1,4 @@
-"""Whether the calls that come now are left alone: AMPscope's own, and those that go into a CUDA graph."""
+"""Says whether the calls that come now are left alone: AMPscope's own, and those that go into a CUDA graph."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Pause:
             self.others.__enter__()
 
     def end(self) -> None:
-        """It ends; the loop goes on."""
+        """Ends AMPscope's own work; the loop goes on."""
         if self.others.are_aside:
             self.others.__exit__()
         self.on = False
@@ -60,13 +60,13 @@ class Pause:
             self.others.__enter__()
 
     def end_glance(self) -> None:
-        """It ends."""
+        """Ends a glance, and adds its time to `glanced`."""
         if self.others.are_aside:
             self.others.__exit__()
         self.on = False
         self.glanced += time.perf_counter() - self._began
 
     def begin_aside(self) -> None:
-        """As `begin_glance`, where no mode of the loop's is off: between its calls."""
+        """Begins a glance between two calls of the loop, with its modes set aside; `end_glance` ends it."""
         self.others.__enter__()
         self.begin_glance()

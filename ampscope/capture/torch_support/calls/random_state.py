@@ -1,4 +1,4 @@
-"""Where the random number generators stand from which a call may draw, on the host and on every device it uses."""
+"""Saves and restores the random number generators that a call may draw from, on the host and on its devices."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _accelerators() -> tuple[torch.device, ...]:
 
 
 def _with_generators(devices: Iterable[torch.device]) -> set[torch.device]:
-    """Those of ``devices`` that draw numbers of their own, the default one, and the current one in use."""
+    """Returns the devices in use that have generators: from ``devices``, the default one, and the current one."""
     default = torch_private.default_device()
     all_devices = (*_accelerators(), *devices, *(() if default is None else (default,)))
     found = set()
@@ -122,7 +122,7 @@ def _indexed(device: torch.device) -> torch.device:
 
 
 def _named(device: torch.device) -> tuple[torch.device, ...]:
-    """How its state is asked for: of a type that has but one device (mps), without naming it."""
+    """Returns the arguments that name a device to its generator's functions; none where its type has but one (mps)."""
     return (device,) if hasattr(_generators(device), "current_device") else ()
 
 

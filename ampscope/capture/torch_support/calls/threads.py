@@ -1,4 +1,4 @@
-"""Which thread calls belong to, and functions of torch's that are others for one thread alone, or for all meanwhile."""
+"""Tells to which thread calls belong, and replaces torch functions for one thread alone or for all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Life:
 
 
 class _Here(threading.local):
-    """Of each thread."""
+    """Holds for each thread the object that lives as long as it does."""
 
     def __init__(self) -> None:
         self.life = Life()
@@ -63,7 +63,7 @@ class HomeThread:
 
     @property
     def life(self) -> Life | None:
-        """What lives as long as it does; None before it is chosen, and once it has ended."""
+        """An object that lives as long as the thread; None before the thread is chosen, and once it has ended."""
         return self._life() if self._life is not None else None
 
     @property

@@ -35,7 +35,7 @@ class Transform(NamedTuple):
 
 
 def transforms() -> Iterator[Transform]:
-    """Those that this torch has."""
+    """Yields the transforms in `TRANSFORMS` that the installed torch has."""
     for home, name, inputs in TRANSFORMS:
         module = sys.modules.get(home)
         if module is not None and callable(getattr(module, name, None)):
@@ -43,13 +43,13 @@ def transforms() -> Iterator[Transform]:
 
 
 def functional_home() -> tuple[Any, str] | None:
-    """Where ``torch.func.functional_call`` finds what calls a module with other weights; None where that is gone."""
+    """Returns the place of the function that ``torch.func.functional_call`` calls, as module and name; None if gone."""
     home, name = nn.utils.stateless, "_functional_call"
     return (home, name) if callable(getattr(home, name, None)) else None
 
 
 def given(args: tuple[Any, ...], inputs: slice) -> tuple[Any, ...]:
-    """What the user gave, among the positional arguments of a function of torch's."""
+    """Returns the arguments that the user gave, out of the positional arguments of a torch function."""
     values = args[inputs]
     return values[0] if len(values) == 1 and type(values[0]) is tuple else values
 
@@ -69,7 +69,7 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """What the user gave, for the tensor that stands for it inside transforms."""
+    """Returns the user's own tensor, for the one that stands for it inside transforms."""
     take = getattr(torch._C._functorch, "get_unwrapped", None)
     while take is not None and is_wrapped(tensor):
         tensor = take(tensor)
@@ -77,7 +77,7 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def whole_batch(tensor: torch.Tensor) -> torch.Tensor:
-    """What stands behind a tensor inside transforms, all that it is mapped over first; any other tensor itself."""
+    """Returns the tensor behind one inside transforms, mapped dimensions first; any other tensor as it is."""
     mapped_over = getattr(torch._C._functorch, "maybe_get_bdim", None)
     take = getattr(torch._C._functorch, "get_unwrapped", None)
     if mapped_over is None or take is None or not is_wrapped(tensor):

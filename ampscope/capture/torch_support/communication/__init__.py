@@ -1,1 +1,1 @@
-"""What is known of the other ranks without asking them: shards, collectives; and how ranks that heal decide alike."""
+"""Reads what is known of other ranks without asking them, and lets ranks that heal decide alike."""

@@ -20,7 +20,7 @@ def why_not(gradients: Mapping[str, Tensor]) -> str:
 
 
 def signature(gradients: Mapping[str, Tensor]) -> list[list[str]]:
-    """What has to be the same on all ranks: each gradient's name, shape and dtype, in one order."""
+    """Lists each gradient's name, shape and dtype in a fixed order, which has to be the same on all ranks."""
     return [[name, str(tuple(each.shape)), str(each.dtype)] for name, each in sorted(gradients.items())]
 
 

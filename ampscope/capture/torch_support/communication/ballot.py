@@ -57,7 +57,7 @@ class Ballot:
         return [self._get(question, rank) for rank in range(self.ranks)] if are_given else None
 
     def settled(self, question: str, proposal: str) -> str:
-        """What holds for all ranks: what the first of them that asked has proposed.
+        """Returns the decision that holds for all ranks: the proposal of the first rank that asked.
 
         Args:
             question: The part before the ``/`` of what the votes were about.

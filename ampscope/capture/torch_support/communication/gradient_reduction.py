@@ -1,4 +1,4 @@
-"""What reduces the gradients of a step across ranks, as far as it is known here without asking another rank."""
+"""Finds out how a step's gradients are reduced across ranks, as far as this rank knows without asking another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CASTS = {"fp16_compress": torch.float16, "bf16_compress": torch.bfloat16}
 
 
 class GradientReduction(NamedTuple):
-    """Gradients of a step were put together with those of other ranks."""
+    """The reduction of a step's gradients across ranks."""
 
     by: str  #: what did it, by its name; empty where collectives ran of which it is not known what they sent
     ranks: int

@@ -1,4 +1,4 @@
-"""What the default process group tells without communicating: who this rank is, and whether anything was sent."""
+"""Reads from the default process group, without communicating, who this rank is and whether anything was sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rank_of() -> tuple[int, int] | None:
 
 
 def agreed(key: str, proposal: str) -> str | None:
-    """What the first rank that asked under ``key`` proposed, in the key-value store by which the ranks met.
+    """Returns the answer of the first rank that asked under ``key``, by the key-value store at which the ranks met.
 
     One exchange with the store, which waits for no other rank.
 
@@ -46,7 +46,7 @@ def agreed(key: str, proposal: str) -> str | None:
 
 
 def ballot(key: str) -> Ballot | None:
-    """What lets the ranks of the default process group decide alike; None where there is no store to do it by.
+    """Makes a ballot by which the ranks of the default process group decide alike; None where there is no store for it.
 
     Args:
         key: The same on every rank.
@@ -74,7 +74,7 @@ def collectives_so_far() -> int | None:
 
 
 def renumbered(rank: int, world_size: int) -> str:
-    """What to tell where a process group knows this process by other numbers than these; empty otherwise."""
+    """Returns a warning where the process group knows this process by another rank or world size; empty otherwise."""
     now = rank_of()
     if now is None or now == (rank, world_size):
         return ""

@@ -1,4 +1,4 @@
-"""Which modules keep their parameters apart on several ranks, and the names of what wraps them."""
+"""Finds the modules whose parameters are sharded across ranks, and the names of the wrappers that shard them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Casts to half precision that a loop makes before its step begins: of what a step reads, which values were lost."""
+"""Counts the values that are lost in casts to half precision which a loop makes before its step begins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST = 8
 
 
 class CastBefore(NamedTuple):
-    """A cast before a step."""
+    """A cast to half precision, or a grid made in it, that ran before the step began."""
 
     counts: Tensor  #: see `distinct_values.counted`
     read: str  #: dtype that it read
@@ -41,7 +41,7 @@ class CastBefore(NamedTuple):
 
 
 class CastsBefore:
-    """Counts at the first cast of each place, and knows what it gave while that is alive."""
+    """Counts lost values at the first cast of each place, and knows a cast's results while they are alive."""
 
     def __init__(self) -> None:
         self._places: set[Place] = set()
@@ -66,7 +66,7 @@ class CastsBefore:
         return known[1] if known is not None and not known[0].expired() else None
 
     def forget(self) -> None:
-        """What was counted is judged."""
+        """Forgets the casts of the step that has been judged."""
         self._given.clear()
 
     def _is_counted(self, name: str, operands: list[Tensor], result: Tensor) -> bool:

@@ -130,7 +130,7 @@ def counted(before: Tensor, after: Tensor) -> Tensor:
 
 
 def counted_grid(grid: Tensor) -> Tensor:
-    """The same of a grid that was made in half precision: each of its elements was meant to be another value."""
+    """Counts the different values of a grid made in half precision, each of whose elements was meant to be another."""
     grid = sample(grid.detach())
     after = _distinct(grid).to(torch.int64)
     return torch.stack([torch.full_like(after, grid.numel()), after, *[torch.ones_like(after)] * 2]).unsqueeze(0)

@@ -1,1 +1,1 @@
-"""What the ops of one step gave, and which of it others read."""
+"""Keeps what the ops of one step gave, and which of it other ops read."""

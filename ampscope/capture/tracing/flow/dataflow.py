@@ -1,4 +1,4 @@
-"""Which op last wrote each storage, and so which op gave another its operands."""
+"""Follows which op last wrote each storage, and so which op gave another its operands."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Dataflow:
             self._entries[key] = node, name
 
     def entry(self, tensor: Tensor) -> tuple[Node, str] | None:
-        """Where a tensor that no op of the step wrote comes from."""
+        """Returns from where a tensor came that no op of the step wrote; None where that is unknown."""
         return self._entries.get(_storage(tensor)._cdata)
 
     def writer(self, tensor: Tensor) -> int | None:
@@ -58,7 +58,7 @@ class Dataflow:
         return self.written.get(_storage(tensor)._cdata)
 
     def wrote(self, first: int, results: Sequence[Tensor]) -> None:
-        """An op has written these.
+        """Notes that an op has written ``results``.
 
         Args:
             first: The number of the first.

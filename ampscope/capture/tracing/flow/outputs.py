@@ -27,7 +27,7 @@ from ampscope.trace.schema import Statistics
 
 
 class Outputs:
-    """What the ops gave, in order of execution.
+    """Collects the outputs of a step's ops, in order of execution.
 
     An op is known by its number in that order, an output by its number among all outputs.
 
@@ -60,7 +60,7 @@ class Outputs:
         self.late: dict[int, list[tuple[int, Tensor]]] = {}
 
     def begin_micro_batch(self) -> None:
-        """What follows belongs to the next micro-batch."""
+        """Begins the next micro-batch: all outputs that follow belong to it."""
         self.micro_batches.append(len(self.measurements))
 
     def entered(self, seq: int, tensor: Tensor) -> None:
@@ -135,7 +135,7 @@ class Outputs:
         return self._measured.measure(stored(tensor))
 
     def measured(self) -> list[Statistics]:
-        """What was measured, by number; waits for the device."""
+        """Returns the statistics by number of the measurement; waits for the device."""
         seen = self._measured.read()
         for number, sampled in self.sampled().items():
             seen[number] = shapes.together(seen[number], sampled)

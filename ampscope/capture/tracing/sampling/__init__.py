@@ -1,1 +1,1 @@
-"""What a healthy step tells of ranges: every statistic of some of its tensors, and how near each is to its limits."""
+"""Samples healthy steps: every statistic of some tensors, and how near each comes to the limits of its dtype."""

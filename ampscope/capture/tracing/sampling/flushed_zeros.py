@@ -46,7 +46,7 @@ class _Count(NamedTuple):
 
 
 class _Rule(Enum):
-    """What is known of the zeros that an op gives."""
+    """The ways in which an op's result gets zeros, by which those are counted that float32 would not have."""
 
     HANDS_ON = auto()
     SUM = auto()
@@ -65,12 +65,12 @@ class Given(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Its operands."""
+        """The tensor operands of the call."""
         return operators.flat_tensors([*self.args, *self.kwargs.values()])
 
 
 class FlushedZeros:
-    """Counts them in one result after the other, and tells all at once.
+    """Counts flushed zeros in one result after the other, and tells all counts at once.
 
     An op is run once more, in float32, on a sample of its operands. Not known is what an op gives that adds up
     products, normalises, draws or overwrites its operand, and what comes from outside.
@@ -165,7 +165,7 @@ class FlushedZeros:
 
 @cache
 def _rule(name: str, *, by_element: bool) -> _Rule | None:
-    """What is known of an op of torch's, whose names mean what they say."""
+    """Returns the rule for an op of torch's by its name; None for other ops, and where none applies."""
     if not name.startswith("aten."):
         return None
     rules = (_HAND_ON, _Rule.HANDS_ON), (_SUMS, _Rule.SUM), (_BY_ROW, _Rule.BY_ROW), (_CASTS, _Rule.CAST)
@@ -213,7 +213,7 @@ def _sampled(argument: Any, result: Tensor) -> Any:
 
 
 def _widened(argument: Any) -> Any:
-    """What was in half precision, in float32."""
+    """Widens an argument from half precision to float32; returns any other as it is."""
     if isinstance(argument, Tensor):
         return argument.float() if argument.dtype in _HALF else argument
     return torch.float32 if isinstance(argument, torch.dtype) and argument in _HALF else argument

@@ -31,7 +31,7 @@ _LEAST_MOVED = 0.01
 
 
 class Outlook(NamedTuple):
-    """What a sampled step says of those to come."""
+    """The outlook that a sampled step gives on the steps to come."""
 
     steps_left: float = math.inf  #: at the pace since the sample before, until the first value overflows
     headroom: float = math.inf  #: doublings left of the value nearest to overflow, of those that have moved

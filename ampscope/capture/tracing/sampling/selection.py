@@ -31,7 +31,7 @@ _ALL = Filters()
 
 
 class Selection:
-    """What is written of a healthy step, and measured besides its extremes. Incidents are written whole.
+    """Selects which ops of a healthy step are written, and measured beyond extremes; incidents are written whole.
 
     Args:
         sites: The numbered program points.
@@ -45,7 +45,7 @@ class Selection:
 
     @property
     def filters(self) -> Filters:
-        """What is asked for."""
+        """The filters on modules, ops and the like in force; setting them forgets which sites passed the old ones."""
         return self._filters
 
     @filters.setter
@@ -68,7 +68,7 @@ class Selection:
         return is_inside(name.rpartition(".")[0], modules) if modules is not None else ops is None
 
     def columns(self, ops: ColumnBlock, edges: ColumnBlock) -> tuple[ColumnBlock, ColumnBlock]:
-        """The rows that are asked for, and the edges between them."""
+        """Returns the op rows that pass the filters, and the edges between them."""
         if self._filters == _ALL:
             return ops, edges
         seq, site = (np.asarray(ops.columns[name]) for name in ("seq", "site"))
@@ -77,7 +77,7 @@ class Selection:
         return ops.where(kept), edges.where(_between(seq[kept], reader, writer))
 
     def rows(self, ops: list[OpRow], edges: list[EdgeRow]) -> tuple[list[OpRow], list[EdgeRow]]:
-        """The same of rows."""
+        """Returns the op rows that pass the filters, and the edges between them, given as single rows."""
         if self._filters == _ALL:
             return ops, edges
         seq, site = (np.array([getattr(row, name) for row in ops], np.int64) for name in ("seq", "site"))
@@ -90,7 +90,7 @@ class Selection:
     def _kept_rows(
         self, seq: NDArray[Any], site: NDArray[Any], reader: NDArray[Any], writer: NDArray[Any]
     ) -> NDArray[np.bool_]:
-        """What is asked for, and what that reads from outside."""
+        """Marks the rows of sites that pass the filters, and those of outside values that these ops read."""
         self._describe()
         places = site - self._sites.first
         kept: NDArray[np.bool_] = np.array(self._kept, bool)[places]

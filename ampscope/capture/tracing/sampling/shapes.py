@@ -75,7 +75,7 @@ class Shapes:
 
 
 def together(seen: Statistics, sampled: Histogram) -> Statistics:
-    """What a tensor's extremes tell exactly, and its sample besides; of one that is not finite, the extremes alone."""
+    """Merges a tensor's exact extremes with its sample; returns the extremes alone where they are not finite."""
     low, high = seen.min, seen.max
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
         return seen

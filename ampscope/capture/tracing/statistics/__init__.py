@@ -1,1 +1,1 @@
-"""What is measured of a tensor's values: a light pass for real steps, a full one for replays."""
+"""Measures a tensor's values: in a light pass for real steps, in a full one for replays."""

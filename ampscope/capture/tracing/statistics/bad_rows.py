@@ -12,7 +12,7 @@ MOST_ROWS = 16
 
 
 def bad_rows(tensor: Tensor) -> list[int]:
-    """Where along its first dimension ``tensor`` is not finite, at most `MOST_ROWS` indices; waits for the device."""
+    """Returns at most `MOST_ROWS` first-dimension indices where ``tensor`` is not finite; waits for the device."""
     if tensor.dim() == 0 or not stats.can_be_bad(tensor) or not stats.measurable(tensor):
         return []
     elements = (tensor if tensor.is_complex() else numbers(tensor)).detach().isfinite()

@@ -47,7 +47,7 @@ _LAYOUTS = {torch_dtype(name): _bits(info) for name, info in FINFO.items() if in
 
 
 class Later(NamedTuple):
-    """What will be known of a tensor when its device is asked."""
+    """A reference to a tensor's statistics that lie on the device and are read later."""
 
     fused: FusedLook
     number: int
@@ -105,7 +105,7 @@ class Census:
         return self._fused[device]
 
     def look(self, tensor: Tensor) -> Statistics:
-        """What is exact: the extremes, the counts of what is not finite, the largest finite magnitude."""
+        """Returns a tensor's exact statistics: extremes, counts of non-finite elements, largest finite magnitude."""
         key = (tensor.device, tensor.dtype)
         if key not in self._pairs:
             with torch.inference_mode(mode=False):  # else nothing could be written outside of that mode later
@@ -118,7 +118,7 @@ class Census:
 
 
 def _of_complex(tensor: Tensor, parts: Statistics) -> Statistics:
-    """What was seen of the parts of complex numbers, with elements counted: NaN counts before infinities."""
+    """Adapts the statistics of real and imaginary parts to whole complex elements: NaN counts before infinities."""
     seen = parts._replace(zeros=tensor.numel() - int(tensor.count_nonzero()))
     if seen.finite:
         return seen
@@ -128,7 +128,7 @@ def _of_complex(tensor: Tensor, parts: Statistics) -> Statistics:
 
 
 def _together(seen: Statistics, sampled: Histogram) -> Statistics:
-    """What is exact of a tensor, and what its sample tells besides."""
+    """Merges a tensor's exact statistics with those that its sample adds."""
     zeros = sampled.zeros if seen.zeros is None else seen.zeros
     return seen._replace(**sampled._replace(zeros=zeros)._asdict())
 

@@ -62,7 +62,7 @@ class FusedLook:
         return self._used - 1
 
     def read(self) -> list[Statistics]:
-        """What was seen of every tensor, in order; waits for the device."""
+        """Returns the statistics of every tensor looked at, in order; waits for the device."""
         rows: list[Statistics] = []
         for extremes, counts in self._banks:
             rows += map(_told, extremes.tolist(), counts.tolist())

@@ -1,4 +1,4 @@
-"""What a histogram of exponents does not tell of narrower formats: neighbours, and the largest elements one by one.
+"""Measures for narrow formats what a histogram of exponents lacks: neighbours, and the largest elements one by one.
 
 In an MX format 32 elements that lie beside each other share a scale, which goes by the largest of them: what becomes
 of the others depends on how far below it they lie. And a format with one scale for a tensor loses what has outgrown the

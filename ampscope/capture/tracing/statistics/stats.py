@@ -64,7 +64,7 @@ def finite(tensor: Tensor) -> bool:
 
 
 def recorded(seen: Statistics) -> Statistics:
-    """What was measured, as a trace keeps it: in float32, where a finite number stays finite, however large."""
+    """Returns the statistics as a trace keeps them: in float32, with finite numbers kept finite, however large."""
     if seen.min is None or seen.max is None or not (seen.min < -LARGEST or seen.max > LARGEST):
         return seen
     low, high, most = map(_within, (seen.min, seen.max, seen.max_finite))
@@ -72,7 +72,7 @@ def recorded(seen: Statistics) -> Statistics:
 
 
 def recorded_spans(spans: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The same of many at once, a row for each, of its min and max."""
+    """Brings many tensors' min and max, a row for each, into float32's range, as `recorded` does."""
     beyond = (np.abs(spans) > LARGEST) & np.isfinite(spans)
     return np.where(beyond, np.copysign(LARGEST, spans), spans) if beyond.any() else spans
 
@@ -102,7 +102,7 @@ class _Bank:
         self.places += zip(low.unbind(), high.unbind(), strict=True)
 
     def read(self) -> NDArray[np.float64]:
-        """What was written, a row of two for each place; waits for the device."""
+        """Returns all values written, a row of two for each place; waits for the device."""
         values: NDArray[np.float64]
         values = torch.cat(self._blocks[: -(-self.count // _CHUNK)])[: self.count].double().cpu().numpy()
         return values
@@ -155,7 +155,7 @@ class Slots:
         return [Statistics(low, high) for low, high in self.spans().tolist()]
 
     def spans(self) -> NDArray[np.float64]:
-        """The same as an array: a row for each, of its min and max."""
+        """Returns the extremes as an array, a row of min and max for each tensor."""
         if len(self._spans) == len(self._used):
             return self._spans
         found = np.empty((len(self._used), 2))

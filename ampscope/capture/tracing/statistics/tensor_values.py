@@ -39,7 +39,7 @@ def stored(tensor: Tensor) -> Tensor:
 
 
 def numbers(tensor: Tensor) -> Tensor:
-    """What a strided tensor of a `MEASURED` dtype holds, as real numbers that have a minimum.
+    """Returns the elements of a strided tensor of a `MEASURED` dtype as real numbers that have a minimum.
 
     The real and imaginary parts of complex numbers lie side by side in a last dimension of two.
     """

@@ -64,7 +64,7 @@ def _told(tool: Callable[P, R]) -> Callable[P, R]:
 
 
 class Tools:
-    """What an assistant may ask; docstrings are what it reads.
+    """The tools that an assistant may call; their docstrings are what it reads.
 
     Args:
         folders: Where the runs are.
@@ -94,7 +94,7 @@ class Tools:
             Literal["text", "json"], Field(description="As a person reads it, or every field, with histograms.")
         ] = "text",
     ) -> str | dict[str, Any]:
-        """What went wrong in a run, or is about to: where, why, and what to change, remedies that were tried first."""
+        """Says what went wrong in a run, or is about to: where, why, and what to change, tried remedies first."""
         diagnosis = diagnosis_of(self._folders.run(run))
         if form == "json":
             return dict(as_plain(diagnosis))
@@ -120,7 +120,7 @@ class Tools:
         a: Annotated[str, Field(description="A run; with a step of it RUN@STEP, with a rank RUN@STEP:RANK.")],
         b: Annotated[str, Field(description="The other one, likewise.")],
     ) -> dict[str, Any]:
-        """What differs between two runs or two steps, and with which op their numbers part."""
+        """Says what differs between two runs or two steps, and with which op their numbers part."""
         return dict(as_plain(comparison_of(self._place(a), self._place(b))))
 
     def tables(self) -> dict[str, Any]:

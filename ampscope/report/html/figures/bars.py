@@ -87,7 +87,7 @@ def _scale_row(bar: ScaleBar, axis: Axis, line: str) -> str:
 
 
 def _at(axis: Axis, power: float) -> float:
-    """Where a power stands, in percent of the width."""
+    """Returns the place of a power of two, in percent of the width."""
     return min(max(100 * axis.place(power), 0.0), 100.0)
 
 

@@ -60,7 +60,7 @@ def _bar(bar: Bar, axis: Axis) -> str:
 
 
 def _limits(each: Histogram, axis: Axis) -> str:
-    """What lies outside the tensor's own dtype, shaded."""
+    """Draws the shaded ranges that lie outside the tensor's own dtype."""
     shaded = []
     if each.vanishes_below is not None:
         box = _box(axis, axis.low, each.vanishes_below)
@@ -79,7 +79,7 @@ def _band(band: Band, axis: Axis) -> str:
 
 
 def _at(axis: Axis, power: float) -> float:
-    """Where a power stands, in percent of the width."""
+    """Returns the place of a power of two, in percent of the width."""
     return min(max(100 * axis.place(power), 0.0), 100.0)
 
 
@@ -98,7 +98,7 @@ def _nowhere(_: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathWays:
-    """Where the parts of the figure lead: addresses, empty for nowhere."""
+    """The links of the figure's parts: addresses, empty for nowhere."""
 
     op: Callable[[PathNode], str] = _nowhere  #: by the name of a node
     module: Callable[[PathNode], str] = _nowhere  #: by the title of a box, of its first node
@@ -132,7 +132,7 @@ class _Painter:
         return f'<div class="amp-flow {flow.name}"><div class="amp-direction">{flow.name}</div>{drawn}</div>'
 
     def box(self, box: Box, kind: str = "") -> str:
-        """A box; ``kind`` is one more class for it."""
+        """Paints a box; ``kind`` is one more class for it."""
         kinds = " ".join(filter(None, ("amp-module", "faint" if box.is_beside else "", kind)))
         nodes = "".join(map(self._nodes, box.nodes))
         more = f'<div class="amp-place">{box.more}</div>' if box.more else ""

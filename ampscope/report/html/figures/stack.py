@@ -18,7 +18,7 @@ Point = tuple[int, int]
 
 
 def stack_html(stack: Stack) -> str:
-    """The figure."""
+    """Paints a figure over optimizer steps as HTML."""
     steps = stack.axis
     panels = "".join(_panel(panel, stack, steps) for panel in stack.panels)
     lanes = "".join(_lane(lane, steps) for lane in stack.lanes)

@@ -64,7 +64,7 @@ def scale_tile(scale: float | None, health: Iterable[ScaleHealth]) -> Fact:
 
 
 def thinned_note(seen: Overview) -> str:
-    """What the curves of a long run do not show any more; empty where they show all."""
+    """Says which values the curves of a long run do not show any more; empty where they show all."""
     if not seen.thinned:
         return ""
     return (

@@ -45,7 +45,7 @@ _FP32 = {
 
 
 def found(incident: Incident) -> Iterator[str]:
-    """How it was noticed, how far the replay can be trusted, and what float32 says: a sentence or two each."""
+    """Says how an incident was noticed, how far its replay can be trusted, and what float32 gives."""
     noticed = trigger_in_words(incident.trigger)
     if noticed:
         yield f"Noticed because {noticed}."
@@ -131,7 +131,7 @@ def _row(tried: Tried, trigger: str, all_tried: Sequence[Tried]) -> tuple[str, .
 
 
 def change_in_words(tried: Tried) -> str:
-    """What the replay did otherwise."""
+    """Says what a counterfactual replay did otherwise than the real step."""
     if tried.change == Change.SCALE:
         return f"a loss scale of {in_words(tried.scale or 0.0)}"
     if tried.form is not None:
@@ -142,7 +142,7 @@ def change_in_words(tried: Tried) -> str:
 
 
 def outcome_in_words(tried: Tried, trigger: str) -> str:
-    """What came out, for the trigger of the incident."""
+    """Says what came out of a counterfactual replay, for the trigger of the incident."""
     failed = f"could not be run: {tried.reason}" if tried.reason else "could not be run"
     cured, not_cured = _OF_FINITE.get(trigger, _OUTCOMES)
     told: dict[str, str] = {Trial.FINITE: cured, Trial.NONFINITE: not_cured}
@@ -175,7 +175,7 @@ def last_good_html(told: LastGood | None) -> str:
 
 
 def move_rows(told: LastGood) -> TableRows:
-    """What has moved since, a row each."""
+    """Returns the quantities that have moved since the last good step, a row each."""
     rows = [(_what(each), _value(each, each.before), _value(each, each.after), *_seen(each)) for each in told.moves]
     return TableRows(_COLUMNS, rows, ("Before", "After", "Step"))
 
@@ -244,7 +244,7 @@ def _evidence(incident: Incident, seen: Closeup) -> str:
 
 
 def tripped_heading(trigger: str) -> str:
-    """What is the matter with the parameters that an incident names."""
+    """Returns the heading over the parameters that an incident names: what is the matter with them."""
     return _TRIPPED.get(trigger, _BAD_GRADIENTS)
 
 

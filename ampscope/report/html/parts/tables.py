@@ -39,7 +39,7 @@ _MANY = 6
 
 
 class TableRows(NamedTuple):
-    """What stands in a table, however it is drawn."""
+    """The content of a table, however it is drawn."""
 
     columns: tuple[str, ...]
     rows: Sequence[Sequence[str]]
@@ -169,7 +169,7 @@ def rank_row(state: RankState) -> tuple[str, ...]:
 
 
 def bad_rows(bad: Sequence[BadStep]) -> list[tuple[str, ...]]:
-    """Where each bad step began, and who received it; those that follow from the weights of one step in one row."""
+    """Returns where each bad step began, and who received it; steps that follow from one step's weights share a row."""
     return [_bad_row(list(alike)) for _, alike in groupby(bad, key=_began_with)]
 
 

@@ -1,1 +1,1 @@
-"""What a run's tables are queried with: DuckDB in this process, or Spark where a fleet's traces outgrow one machine."""
+"""Queries a run's tables: with DuckDB in this process, or with Spark where a fleet's traces outgrow one machine."""

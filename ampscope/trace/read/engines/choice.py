@@ -1,4 +1,4 @@
-"""Which engine a run's tables are queried with; Spark is loaded when it is asked for."""
+"""Chooses the engine that queries a run's tables; Spark is loaded when it is asked for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TableEngine(Protocol):
 
 
 def chosen_engine(asked: Chosen) -> TableEngine | None:
-    """What makes the frames of a run; None for DuckDB, which every run has.
+    """Returns the engine that makes the frames of a run; None for DuckDB, which every run has.
 
     Raises:
         EngineError: there is no such engine, or it is not installed, or it cannot be started.

@@ -43,7 +43,7 @@ def sealed_off(*runs: Path) -> duckdb.DuckDBPyConnection:
 
 
 def _by_store(runs: Iterable[Path]) -> Iterable[list[BucketPath]]:
-    """Those that lie in object stores, by the kind of store."""
+    """Groups the runs that lie in object stores by the kind of store."""
     found: dict[str, list[BucketPath]] = {}
     for run in runs:
         if isinstance(run, BucketPath):

@@ -50,7 +50,7 @@ class DuckDBEngine:
 
 
 def unreadable_table(error: Exception) -> RunDamaged:
-    """What a query that failed by the files is told as."""
+    """Makes the error to raise for a query that failed because of the files."""
     return RunDamaged(
         f"A table of the run cannot be read: {error}. Restore the run from a copy, or move the damaged .parquet "
         "part out of its folder: the rest can be read without it."

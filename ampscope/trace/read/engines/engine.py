@@ -1,4 +1,4 @@
-"""What an engine is asked: queries over one frame, in the words that every engine understands, DuckDB's SQL."""
+"""Defines queries over one frame, in the words that every engine understands, DuckDB's SQL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 
 class Query(NamedTuple):
-    """What is asked of a frame."""
+    """A query over a frame."""
 
     select: str = "*"
     where: str = ""  #: which rows; all by default
@@ -23,7 +23,7 @@ class Query(NamedTuple):
 
 
 class Pieces(NamedTuple):
-    """What a table, or a part of it, is made of at one moment."""
+    """The pieces that make up a table, or a part of it, at one moment."""
 
     sealed: dict[tuple[str, ...], list[Path]]  #: parts, by their columns: those of today's schema or some of them
     loaded: pa.Table  #: all other rows, of journals and of older versions, with the columns that the frame shall have

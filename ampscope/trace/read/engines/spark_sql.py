@@ -61,7 +61,7 @@ def _function(node: sql.Anonymous) -> sql.Expression:
 
 
 def _hash(given: list[sql.Expression]) -> sql.Expression:
-    """Of all that is given; Spark's own passes over nulls, wherever they stand."""
+    """Returns a hash of all expressions, nulls included, which Spark's own passes over."""
     known = [each for one in given for each in (one, sql.Is(this=one.copy(), expression=sql.null()))]
     return sql.Anonymous(this="xxhash64", expressions=known)
 

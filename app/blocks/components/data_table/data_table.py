@@ -25,7 +25,7 @@ _LONGEST, _MOST = 600, 2000
 
 
 class Cell(NamedTuple):
-    """What stands in a cell."""
+    """The content of a table's cell."""
 
     text: str
     key: float | None = None  #: by which its column sorts; without one, by the text
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableData:
-    """A table."""
+    """The content of a table, as the browser draws it."""
 
     label: str  #: what it shows, for a reader who does not see it, and for the name of a file
     columns: tuple[str, ...]

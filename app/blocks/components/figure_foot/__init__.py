@@ -1,1 +1,1 @@
-"""What stands below every figure: its range of steps where it has one, and saving it."""
+"""Shows the foot of every figure: its range of steps where it has one, and buttons to save it."""

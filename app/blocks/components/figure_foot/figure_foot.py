@@ -23,7 +23,7 @@ _HEIGHT = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureFoot:
-    """What stands below a figure, and what a picture of it says beside the figure itself."""
+    """The foot of a figure, and the words that a picture of the figure says beside it."""
 
     figure: str  #: the figure's key; what is saved is in the container ``figure-`` and that
     title: str  #: stands above it in a picture, and in the buttons' names

@@ -1,1 +1,1 @@
-"""What the browser does by itself on every page: fold the side bar, give the keyboard back, draw a lost page again."""
+"""Adds habits to the browser on every page: fold the side bar, give the keyboard back, draw a lost page again."""

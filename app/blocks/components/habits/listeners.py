@@ -1,4 +1,4 @@
-"""What listens to the page and shows nothing itself."""
+"""Defines components that listen to the page and show nothing themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import streamlit as st
 
 
 def _listener(name: str) -> Callable[[], object]:
-    """What listens as the JavaScript file ``name`` says, for as long as it is on the page."""
+    """Makes a component that listens as the JavaScript file ``name`` says, for as long as it is on the page."""
     js = Path(__file__).with_name(f"{name}.js").read_text("utf-8")
     component = st.components.v2.component(f"ampscope.{name}", html="<span></span>", js=js)
     return lambda: component(key=name, height=0)

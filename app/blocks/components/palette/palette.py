@@ -48,7 +48,7 @@ class SavedFile:
 
 
 def searched(key: str) -> str:
-    """What stands in the search now."""
+    """Returns the words that stand in the search field now."""
     state = st.session_state.get(key)
     return str((state.get("asked") if state else None) or "").strip()[:200]
 

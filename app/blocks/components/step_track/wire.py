@@ -30,7 +30,7 @@ Column = tuple[str, npt.NDArray[np.generic]]
 
 
 def track_height(drawn: Timeline) -> int:
-    """Of the figure, pixels."""
+    """Returns the height of the figure in pixels."""
     return sum(_lanes(drawn).values())
 
 
@@ -63,7 +63,7 @@ def track_bytes(drawn: Timeline, name: str, label: str) -> bytes:
 
 
 def found_bits(places: IntArray, count: int) -> bytes:
-    """Which of ``count`` ops a search has found: a bit for each, deflated."""
+    """Encodes which of ``count`` ops a search has found: a bit for each, deflated."""
     found = np.zeros(count, np.bool_)
     found[places] = True
     return zlib.compress(np.packbits(found, bitorder="little").tobytes(), 6)
