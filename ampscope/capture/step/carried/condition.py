@@ -13,7 +13,7 @@ TIMES_GIVEN = 3
 
 
 class Condition:
-    """What looks at carried tensors have shown; keeps none of them alive.
+    """Remembers what looks at carried tensors have shown; keeps none of them alive.
 
     Attributes:
         descent: What comes of bad writes.

@@ -1,4 +1,4 @@
-"""Which tensors are not finite because of a write of the loop's, and what was made of those since, while they live."""
+"""Follows tensors that are not finite because of a write of the loop's, and what is made of them, while they live."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Descent:
         return known[1] if known is not None else self.label_by_id(id(tensor))
 
     def label_by_id(self, identity: int) -> str:
-        """As `label`, of a tensor given by ``id``, if it is alive."""
+        """Returns the label of a tensor given by ``id``, as `label` does, if it is alive."""
         tensor, label = self._by_id.get(identity, (lambda: None, ""))
         return label if tensor() is not None else ""
 

@@ -31,7 +31,7 @@ _MOST_TENSORS = 32
 
 
 class _Key(NamedTuple):
-    """What makes tensors of two gaps the same: the line that writes them, and the how-many-th it writes there."""
+    """Identifies tensors of two gaps as the same: by the line that writes them, and the how-many-th it writes there."""
 
     place: Place
     ordinal: int
@@ -155,7 +155,7 @@ def _chains(gap: Gap) -> Iterator[tuple[_Key, _Chain]]:
 
 
 def _targets(entry: Entry) -> list[TensorReference]:
-    """What a call writes in place, as far as it is told by the first argument."""
+    """Returns the tensors that a call writes in place, as far as its first argument tells."""
     if not entry.in_place or not entry.arguments.args:
         return []
     first = entry.arguments.args[0]

@@ -246,7 +246,7 @@ class Attempts:
             self._judge(attempt, bad, None if self.tape.guard.broken else recording or self.recording())
 
     def recording(self) -> TapedStep:
-        """What it takes to run the present step again."""
+        """Returns all that it takes to run the present step again."""
         return self._carried.completed(self.tape.recording())
 
     def _judge(self, attempt: StepAttempt, bad: Verdict, recording: TapedStep | None) -> None:

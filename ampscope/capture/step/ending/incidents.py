@@ -45,7 +45,7 @@ QUIET_SKIPS = 3
 
 
 class Incidents:
-    """What happens when a step went wrong.
+    """Replays steps that went wrong, tries what cures them, and reports them.
 
     Args:
         models: The watched models.
@@ -311,7 +311,7 @@ class Incidents:
 
 
 def in_words(trigger: Trigger) -> str:
-    """What was noticed, for the line in the terminal."""
+    """Returns the trigger of an incident in words, for the line in the terminal."""
     return trigger.replace("_", " ").replace("nonfinite", "non-finite")
 
 

@@ -1,4 +1,4 @@
-"""What the trace of a healthy step tells besides its ops' extremes, and what it says of when to look again."""
+"""Adds to the trace of a healthy step more than its ops' extremes, and estimates from it when to look again."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _ALIKE = 2.0**-10
 
 
 class Movement(NamedTuple):
-    """Where a step in float32 moves a tensor."""
+    """The movement of a tensor in a step in float32."""
 
     moved: Tensor  #: the change of each element (float32)
     follows: Tensor  #: which share of each element the step replaces: the momentum of a running average
@@ -96,7 +96,7 @@ class Stillness:
         return follows | ((moved - moved[-1]).abs() <= _ALIKE * moved[-1].abs()).all(0)
 
     def described(self, name: str) -> dict[str, Any]:
-        """What an incident's row says of it, as JSON."""
+        """Describes the tensor that stands still for an incident's row, as JSON."""
         far = self._far_off()
         heading = torch.stack([each.heading for each in self._readings]).mean(0)
         return {

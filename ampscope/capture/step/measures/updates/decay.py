@@ -63,7 +63,7 @@ class Decay:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """What an incident's row says of it, as JSON; means over what is far off."""
+        """Describes the running average for an incident's row, as JSON; means over what is far off."""
         far = self._far_off
         value = self._value.float()[far]
         return {

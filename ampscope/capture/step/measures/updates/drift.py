@@ -71,7 +71,7 @@ class Drift:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """What an incident's row says of it, as JSON."""
+        """Describes the weight for an incident's row, as JSON."""
         return {
             "dtype": dtype_name(self._value.dtype),
             "since": self.since,

@@ -80,7 +80,7 @@ class Audit(StepObserver):
             self._audit(attempt, due)
 
     def step_ended(self, ended: EndedStep) -> None:
-        """Likewise, where no optimizer but the loop itself is about to move the weights."""
+        """Audits the step, if one is due, where no optimizer but the loop itself is about to move the weights."""
         attempt = ended.attempt
         due = self._due(attempt)
         if due and attempt.by_hand:
