@@ -110,7 +110,7 @@ class HealingLog:
 
 
 def _of_step(change: Change, why_not: str) -> str:
-    """What became of the step itself, in words."""
+    """Says in words what became of the step itself."""
     if change.applied:
         return "; the step was made with the gradients of its replay"
     lost = _lost(change, why_not)

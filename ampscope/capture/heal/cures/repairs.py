@@ -1,4 +1,4 @@
-"""What is done about one bad step, and lasts no longer: its batch without some rows, weights without some elements."""
+"""Repairs of one bad step, which last no longer: its batch without some rows, weights without some elements."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class ElementsZeroed(ReplayChange):
 
 
 def make(due: list[ElementsZeroed]) -> None:
-    """Makes what waited for the end of a step, of which other losses may have gone backward still."""
+    """Zeroes the elements that had to wait for the end of a step: other losses might still have gone backward."""
     while due:
         due.pop().make()
 
 
 class Repair(NamedTuple):
-    """What may make a step finite that float32 does not."""
+    """A change that may make a step finite that float32 does not."""
 
     kind: CureKind
     text: str  #: as a clause
