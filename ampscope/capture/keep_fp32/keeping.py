@@ -135,7 +135,7 @@ class Outputs(NamedTuple):
     where_they_fit: bool = False  #: only values that fit, and only in calls that nothing is trained by
 
     def given_back(self, result: Any) -> Any:
-        """What a call returned in float32, in the dtype that it had."""
+        """Casts what a call returned in float32 back to the dtype that it had, as far as is asked for."""
         unproved = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
         return cast(result, self._cast, {torch.float32}) if unproved or not self.where_they_fit else result
 
