@@ -1,4 +1,4 @@
-"""What was wrong with a step and what replays of it came to, as plain values."""
+"""Plain values that tell what was wrong with a step and what replays of it came to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ampscope.trace.schema import Change, Form, ReplayStatus, Trial
 
 
 class Symptom(NamedTuple):
-    """What was not finite in the real step; false when nothing was."""
+    """Names what was not finite in the real step; false when nothing was."""
 
     gradients: frozenset[str] = frozenset()
     loss: bool = False
@@ -35,13 +35,13 @@ class Reduced(NamedTuple):
     overflows: bool  #: one of them does not fit the dtype
 
     def as_evidence(self) -> dict[str, Any]:
-        """What goes into an incident's row."""
+        """Returns the fields that go into an incident's row."""
         return self._asdict()
 
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What a faithful replay came to."""
+    """The outcome of a faithful replay."""
 
     status: ReplayStatus
     reason: str = ""
@@ -60,13 +60,13 @@ class ReplayResult:
         return received and not (self.reduced is not None and self.reduced.overflows)
 
     def as_evidence(self) -> dict[str, Any]:
-        """What a replay adds to an incident's evidence."""
+        """Returns what the replay adds to an incident's evidence."""
         reduced = {"reduction": self.reduced.as_evidence()} if self.reduced is not None else {}
         return {"rows": self.bad_rows, **reduced}
 
 
 class ChangedResult(NamedTuple):
-    """What a replay with one thing changed came to."""
+    """The outcome of a replay with one thing changed."""
 
     outcome: Trial
     reason: str = ""
