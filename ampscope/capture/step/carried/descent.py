@@ -87,7 +87,7 @@ class Descent:
                 self.add(tensor, label)
 
     def readers(self, tape: Tape, start: int = 0) -> dict[str, list[int]]:
-        """By label, the entries of a tape, from number ``start`` on, that read something from outside that has it."""
+        """Returns by label the entries of a tape, from number ``start`` on, that read from outside what has it."""
         found: dict[str, list[int]] = {}
         for number in range(max(start, tape.start), tape.end):
             for outside in tape[number].arguments.outside:

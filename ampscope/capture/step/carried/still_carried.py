@@ -164,7 +164,7 @@ def _targets(entry: Entry) -> list[TensorReference]:
 
 
 def _kept(gap: Gap) -> dict[int, OutsideTensor]:
-    """By ``id``, the tensors that were copied before the calls overwrote them."""
+    """Returns by ``id`` the tensors that were copied before the calls overwrote them."""
     found: dict[int, OutsideTensor] = {}
     for entry in gap.tape.entries:
         for reference in entry.arguments.outside:

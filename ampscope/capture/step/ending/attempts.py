@@ -144,7 +144,7 @@ class Attempts:
         return held.issuperset(map(id, self.models.trained()))
 
     def _all(self) -> dict[int | None, Any]:
-        """In the place of an optimizer, before the first has stepped."""
+        """Returns a stand-in for the optimizer, which holds all that is trained, before the first has stepped."""
         return {None: stand_in(self.models.trained())}
 
     def gradients_complete(self) -> None:

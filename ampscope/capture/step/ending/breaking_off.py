@@ -93,7 +93,7 @@ class BreakingOff:
             left_behind.leave(self._is_swept, self._loop_ended, home)
 
     def _is_swept(self) -> bool:
-        """In the loop's thread: takes away what listens; returns whether all of it is gone."""
+        """Takes away what listens, in the loop's thread; returns whether all of it is gone."""
         self._live.drop()
         self._between.remove()
         self._tape.stop()

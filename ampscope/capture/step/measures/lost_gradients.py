@@ -38,7 +38,7 @@ class Largest:
         self._parcel = Parcel(dict(_largest([(name, each) for name, each in found if _is_comparable(each)])))
 
     def values(self) -> Values:
-        """By parameter, with the loss scale in it; waits for what has not arrived."""
+        """Returns the values by parameter, with the loss scale in them; waits for what has not arrived."""
         return self._parcel.values()
 
 

@@ -72,7 +72,7 @@ class Stillness:
         self._readings: list[_Reading] = []
 
     def read(self, step: int, before: Tensor, found: Movement) -> None:
-        """It stood still in a step, where float32 moves it."""
+        """Takes down a look in which the tensor stood still in a step, where float32 moves it."""
         if not self._readings:
             self._since = step
         self._readings = [*self._readings, _Reading(step, before.detach().float(), found)][-READINGS:]

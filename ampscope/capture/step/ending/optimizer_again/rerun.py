@@ -54,7 +54,7 @@ class OptimizersBefore(StepObserver):
         self._models = models
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
-        """Copies it."""
+        """Copies the optimizer, if its step is its own and it is small."""
         view = OptimizerView(attempt.optimizer)
         if attempt.bad or not view.has_own_step:
             return

@@ -56,16 +56,16 @@ class WrittenState(StepObserver):
         self._told: set[str] = set()
 
     def step_began(self, start: StepStart) -> None:
-        """Before the first step of all, takes down what is not finite from the start."""
+        """Takes down what is not finite from the start, before the first step of all."""
         if start.number == 0:
             self.start()
 
     def attempt_began(self, attempt: StepAttempt) -> None:
-        """Before each optimizer, measures what the step has written."""
+        """Measures what the step has written, before each optimizer."""
         self.send(attempt.step)
 
     def start(self) -> None:
-        """Before the first step: what is not finite now is so on purpose."""
+        """Measures all before the first step: what is not finite then is so on purpose."""
         self._from_start()
         self.send(-1)
         self._first, self._look.judged = self._look, True  # or will be, when it is asked for

@@ -39,7 +39,7 @@ class Decay:
         self._heading, self._follows, self._down = zeros, zeros.clone(), torch.ones_like(zeros, dtype=torch.bool)
 
     def read(self, step: int, value: Tensor, found: Movement) -> None:
-        """Its step in float32 moves it like this; in its own dtype it holds ``value`` before and after."""
+        """Takes down how a step in float32 moves the average, which in its own dtype stays at ``value``."""
         self._last, self._value = step, value
         self._looks += 1
         self._heading = self._heading + found.moved / found.follows

@@ -182,7 +182,7 @@ class Audit(StepObserver):
         )
 
     def _tell(self, row: AuditRow) -> None:
-        """One line: the first audit, and each reason why one cannot be made, once."""
+        """Prints one line for the first audit, and one for each reason why one cannot be made."""
         text = f"step {row.step} was audited. Look: ampscope audit {self._terminal.shown}"
         key = "audit"
         if row.status == AuditStatus.UNAVAILABLE:

@@ -116,7 +116,7 @@ class _Widening:
         self._made: dict[int, Tensor] = {}  # the same tensor twice is the same twice
 
     def of(self, value: Any, name: str = "") -> Any:
-        """One argument."""
+        """Widens one argument."""
         if isinstance(value, Tensor):
             return self._tensor(value)
         if isinstance(value, (list, tuple)) and _has_tensors(value):
