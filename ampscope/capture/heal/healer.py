@@ -207,7 +207,7 @@ class Healer(StepObserver):
     # -- observing ----------------------------------------------------------------------------------------------
 
     def step_began(self, start: StepStart) -> None:
-        """Before the first forward of a step, what was decided on the one before is done."""
+        """Does, before the first forward of a step, what was decided on the one before."""
         if start.number == 0:
             self.log.line("on", self.begins)
             self._resume()

@@ -92,7 +92,7 @@ class HealingLog:
             self.line(f"declined-{step}-{len(self._declined)}", f"step {step}: not healed: {why}.")
 
     def stands_still(self, step: int, steps: int) -> None:
-        """So many steps in a row were left out; told once."""
+        """Tells once that so many steps in a row were left out."""
         text = f"{steps} steps in a row were left out: weights and loss scale are kept, but the training stands still"
         self._recorder.event(EventKind.NOTE, step, text)
         self.line("stands-still", f"step {step}: {text}.")

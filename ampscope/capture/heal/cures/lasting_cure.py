@@ -52,7 +52,7 @@ class LastingCure:
         raise NotImplementedError
 
     def apply(self) -> None:
-        """Does it to the live model.
+        """Makes the change to the live model.
 
         Raises:
             AmpscopeError: It cannot be done; nothing was changed.
@@ -60,5 +60,5 @@ class LastingCure:
         raise NotImplementedError
 
     def lift(self) -> None:
-        """Takes it back; safe to call twice."""
+        """Takes the change back; safe to call twice."""
         raise NotImplementedError

@@ -41,7 +41,7 @@ class ElementsZeroed(ReplayChange):
         return all(id(each) in own for each, _ in self._bad)
 
     def make(self) -> None:
-        """Does it to the live weights: to those elements, whatever has become of others since."""
+        """Zeroes the elements in the live weights, whatever has become of others since."""
         with torch.no_grad():
             for each, where in self._bad:
                 each.masked_fill_(where, 0.0)

@@ -69,7 +69,7 @@ class Agreement:
         self._may_last = may_last
 
     def refuse(self, question: str, why: str) -> Agreed:
-        """This rank can take no part, now or later: no rank heals any more."""
+        """Settles that this rank can take no part, now or later: no rank heals any more."""
         return self._settled(question, Decision(why_not=f"on rank {self._ballot.rank}, {why}", is_last=True))
 
     def reach(self, question: str, attempt: StepAttempt, step: TapedStep, mine: Proposal, lost: str) -> Agreed:
