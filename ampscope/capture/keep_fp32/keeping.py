@@ -160,13 +160,13 @@ class Float32Forward(HeldForward):
         )
 
     def keep(self, handle: KeptModules) -> Float32Forward:
-        """One handle more."""
+        """Adds a handle that keeps the module."""
         self.handles.append(handle)
         self._follow()
         return self
 
     def let_go(self, handle: KeptModules) -> None:
-        """One handle less; without any, the module gets its own forward back."""
+        """Removes a handle; without any, the module gets its own forward back."""
         self.handles.remove(handle)
         self._follow()
         if not self.handles:
