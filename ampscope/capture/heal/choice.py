@@ -1,4 +1,4 @@
-"""Which cure there is for a step that went bad, by what its replays have shown."""
+"""Chooses the cures for a step that went bad, by what its replays have shown."""
 
 from __future__ import annotations
 
@@ -167,6 +167,6 @@ def _converting(places: Sequence[Place], sites: Sites, modules: dict[str, nn.Mod
 
 
 def _places(places: Sequence[Place], modules: Iterable[str], sites: Sites) -> tuple[str, ...]:
-    """Those of the conversions that stand in the code of some modules, as a user would say it."""
+    """Returns the conversions that stand in the code of some modules, as a user would say it."""
     there = {point.place for point in sites if point.module in modules}
     return tuple(f"{place.file}:{place.line}" for place in places if place in there)

@@ -44,7 +44,7 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CuredStep:
-    """What a step came to that was run again with a cure."""
+    """The outcome of a step that was run again with a cure."""
 
     reason: str = ""  #: why it is of no use; empty where it is finite
     was_run: bool = False  #: it could be run again, finite or not
@@ -56,7 +56,7 @@ class CuredStep:
 
 
 class Handed(Enum):
-    """What becomes of the step of an attempt that went bad."""
+    """The fate of the step of an attempt that went bad."""
 
     NOTHING = auto()  #: what would have become of it
     REPLACED = auto()  #: its gradients are finite now: its optimizer is to step
@@ -65,7 +65,7 @@ class Handed(Enum):
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be done about a bad step."""
+    """Describes what is to be done about a bad step, and what has become of it."""
 
     attempt: StepAttempt
     kind: CureKind
@@ -160,7 +160,7 @@ def why_not_handed_over(step: TapedStep, optimizer: Optimizer, models: Models, *
 
 
 def _held(step: TapedStep) -> Iterator[Tensor]:
-    """What no replay gives back."""
+    """Yields the tensors in the modules' attributes that no replay gives back."""
     return (held.tensor for held in step.state.held.now() if held.is_nested or not step.state.keeps_before)
 
 

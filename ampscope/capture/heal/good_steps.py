@@ -1,4 +1,4 @@
-"""What good steps have shown: how large gradients are, and which optimizers step together."""
+"""Remembers of good steps how large gradients are, and which optimizers step together."""
 
 from __future__ import annotations
 

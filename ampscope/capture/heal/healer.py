@@ -207,7 +207,7 @@ class Healer(StepObserver):
     # -- observing ----------------------------------------------------------------------------------------------
 
     def step_began(self, start: StepStart) -> None:
-        """Before the first forward of a step, what was decided on the one before is done."""
+        """Does, before the first forward of a step, what was decided on the one before."""
         if start.number == 0:
             self.log.line("on", self.begins)
             self._resume()
@@ -216,7 +216,7 @@ class Healer(StepObserver):
         repairs.make(self._planner.due)
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
-        """What a look at a step that seemed well has found and cured; and whether what is in force is still needed."""
+        """Takes up what a look at a seemingly good step has cured; checks whether what is in force is still needed."""
         if self._is_over:
             return
         if not attempt.bad:
@@ -241,7 +241,7 @@ class Healer(StepObserver):
                 self.log.again(each[1])
 
     def scaler_call_began(self, call: ScalerCall) -> None:
-        """What is saved of a scaler is not what a step has left that was left out."""
+        """Gives a scaler its scale back before its state is saved: steps that were left out must not show in it."""
         if call.method is ScalerMethod.STATE_DICT:
             self._planner.leaving_out.give_scale_back()
 

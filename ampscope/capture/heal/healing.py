@@ -1,4 +1,4 @@
-"""`Healing`: what a run may change of its own training, and how much of it."""
+"""`Healing`: the settings of what a run may change of its own training, and how much of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OF_RANKS = "healing is off: its ranks cannot agree before init_process_group; ca
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Healing:
-    """What ``ampscope.watch(model, scaler, heal=...)`` may change; ``heal=True`` is ``Healing()``.
+    """The settings of what ``ampscope.watch(model, scaler, heal=...)`` may change; ``heal=True`` is ``Healing()``.
 
     Nothing is changed until a step goes bad, and then only what a replay of that very step has proved.
 
@@ -71,5 +71,5 @@ def asked_for(heal: object) -> Healing | None:
 
 
 def configured(healing: Healing | None) -> dict[str, bool]:
-    """What the run's manifest says of it; nothing where there is none."""
+    """Returns what the run's manifest says of healing; nothing where there is none."""
     return {"heal": True} if healing is not None else {}

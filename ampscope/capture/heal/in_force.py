@@ -43,7 +43,7 @@ class _Lasting:
 
     @property
     def key(self) -> Key:
-        """What it is known by when it is gone."""
+        """The key by which the change is known when it is gone."""
         return _key(self.cure)
 
 

@@ -14,7 +14,7 @@ from ampscope.capture.torch_support.optimizer_view import OptimizerView
 
 
 class LeavingOut:
-    """What is given back when a step that was left out is over.
+    """Leaves steps out, and gives back gradients and the loss scale when they are over.
 
     Attributes:
         unproved: Whether a step is left out that no scaler skips, though nothing is proved on it.

@@ -1,4 +1,4 @@
-"""What is to be done about a bad step: tried on the step itself before anything of the training is changed."""
+"""Plans what is to be done about a bad step: tried on the step itself before anything of the training is changed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Planner:
         self.due: list[ElementsZeroed] = []  #: once no graph needs the weights as they are
 
     def plan(self, bad: BadStep, *, after_good_step: bool) -> Plan | None:
-        """What helps on a step that went bad, before its weights have moved; None where nothing is to be done."""
+        """Finds what helps on a step that went bad, before its weights have moved; None where nothing is to be done."""
         self.failing = None
         if bad.rows is None:
             if self._as_before == (bad.attempt.index, bad.attempt.step, bad.symptom):
@@ -107,7 +107,7 @@ class Planner:
         return plan
 
     def of_another(self, bad: BadStep, *, left_out: bool) -> Plan | None:
-        """What is done with an optimizer that comes after another one of the same step that went bad.
+        """Plans what is done with an optimizer that comes after another one of the same step that went bad.
 
         Args:
             bad: The step of this one; nothing of it can be run again.
@@ -119,7 +119,7 @@ class Planner:
         return None if goes_on else self._nothing(bad, "another optimizer of the same step went bad before it")
 
     def _nothing(self, bad: BadStep, why: str) -> Plan | None:
-        """What is done where nothing was proved: what no scaler skips is left out, for it would ruin the weights."""
+        """Handles a step without a proved cure: leaves it out if no scaler skips it, for it would ruin the weights."""
         ruins = bad.attempt.scaling is None and not bad.is_only_of_loss
         if ruins and self.leaving_out.unproved and self._settings.allows(CureKind.LEFT_OUT):
             return self._leaves_out(bad, f"for {why}")
@@ -147,7 +147,7 @@ class Planner:
         return bad._replace(tried=tried)
 
     def _of_state(self, bad: BadStep) -> Plan | None:
-        """Buffers that the step found poisoned: whether it is finite from what they held before."""
+        """Plans to put back buffers that the step found poisoned, if it is finite from what they held before."""
         found = poisoned.found(bad.recording.state, self._models) if self._settings.allows(CureKind.STATE) else {}
         if not found:
             if name := poisoned.out_of_reach(bad.recording.state):
@@ -222,7 +222,7 @@ class Planner:
         return Handed.LEFT_OUT
 
     def _repaired(self, bad: BadStep) -> Plan | None:
-        """What helps on this one step, where precision has no part in it."""
+        """Finds a change that helps on this one step, where precision has no part in it."""
         for kind, text, change, rivals in repairs.of_step(bad.recording, self._models):
             cured = self.run(bad.recording, change) if self._settings.allows(kind) else None
             if cured is not None and not (cured.reason or any(self.run(bad.recording, o).was_run for o in rivals)):
@@ -260,7 +260,7 @@ class Planner:
         return Plan(bad.attempt, cure.kind, cure.text, bad.recording, cure.change(), cure, cured, why_not=why_not)
 
     def after_look(self, attempt: StepAttempt, recording: TapedStep) -> Plan | None:
-        """What helps from the next step on, of what a look at a step that is finite has tried with success."""
+        """Plans what helps from the next step on, as tried with success in a look at a step that is finite."""
         tried = [each for *of, each in self._recorder.tried if of == [attempt.step, attempt.index]]
         scaler = attempt.scaling.scaler if attempt.scaling is not None else None
         for cure in lasting(tried, None, self._recorder.sites, self._models, scaler, self._in_force.loss):

@@ -1,4 +1,4 @@
-"""What a run had changed when it ended before, made again as it is resumed."""
+"""Makes again, as a run is resumed, what it had changed when it ended before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a change costs: how long one and the same step takes with it and without it."""
+"""Measures what a change costs: how long one and the same step takes with it and without it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEAST = 1e-3
 
 
 def share(with_it: Sequence[float], without: Sequence[float], step: float) -> float:
-    """What a step takes longer with a change, as a share; 0.0 where that is no more than replays vary.
+    """Returns how much longer a step takes with a change, as a share; 0.0 where that is no more than replays vary.
 
     Replays, not steps before and after: those may take longer for reasons of their own, such as longer sequences.
 

@@ -92,7 +92,7 @@ class HealingLog:
             self.line(f"declined-{step}-{len(self._declined)}", f"step {step}: not healed: {why}.")
 
     def stands_still(self, step: int, steps: int) -> None:
-        """So many steps in a row were left out; told once."""
+        """Tells once that so many steps in a row were left out."""
         text = f"{steps} steps in a row were left out: weights and loss scale are kept, but the training stands still"
         self._recorder.event(EventKind.NOTE, step, text)
         self.line("stands-still", f"step {step}: {text}.")
@@ -110,7 +110,7 @@ class HealingLog:
 
 
 def _of_step(change: Change, why_not: str) -> str:
-    """What became of the step itself, in words."""
+    """Says in words what became of the step itself."""
     if change.applied:
         return "; the step was made with the gradients of its replay"
     lost = _lost(change, why_not)

@@ -49,30 +49,30 @@ class HeldForward:
 
     @property
     def __func__(self) -> Any:
-        """As of a bound method: the function that the user wrote."""
+        """The function that the user wrote, as a bound method has it."""
         return getattr(self.__wrapped__, "__func__", self.__wrapped__)
 
     @property
     def __code__(self) -> Any:
-        """As of a function; whoever reads the user's code (``torch.jit.script``, ``torch.export``) asks for it."""
+        """The user function's code, for those who read it (``torch.jit.script``, ``torch.export``)."""
         return self.__func__.__code__
 
     @property
     def __globals__(self) -> Any:
-        """As of a function; see ``__code__``."""
+        """The user function's globals; see ``__code__``."""
         return self.__func__.__globals__
 
     @property
     def __closure__(self) -> Any:
-        """As of a function; see ``__code__``."""
+        """The user function's closure; see ``__code__``."""
         return self.__func__.__closure__
 
     @property
     def __defaults__(self) -> Any:
-        """As of a function; see ``__code__``."""
+        """The user function's defaults; see ``__code__``."""
         return self.__func__.__defaults__
 
     @property
     def __kwdefaults__(self) -> Any:
-        """As of a function; see ``__code__``."""
+        """The user function's keyword defaults; see ``__code__``."""
         return self.__func__.__kwdefaults__

@@ -135,7 +135,7 @@ class Outputs(NamedTuple):
     where_they_fit: bool = False  #: only values that fit, and only in calls that nothing is trained by
 
     def given_back(self, result: Any) -> Any:
-        """What a call returned in float32, in the dtype that it had."""
+        """Casts what a call returned in float32 back to the dtype that it had, as far as is asked for."""
         unproved = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
         return cast(result, self._cast, {torch.float32}) if unproved or not self.where_they_fit else result
 
@@ -160,13 +160,13 @@ class Float32Forward(HeldForward):
         )
 
     def keep(self, handle: KeptModules) -> Float32Forward:
-        """One handle more."""
+        """Adds a handle that keeps the module."""
         self.handles.append(handle)
         self._follow()
         return self
 
     def let_go(self, handle: KeptModules) -> None:
-        """One handle less; without any, the module gets its own forward back."""
+        """Removes a handle; without any, the module gets its own forward back."""
         self.handles.remove(handle)
         self._follow()
         if not self.handles:

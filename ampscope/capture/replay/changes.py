@@ -1,4 +1,4 @@
-"""What a counterfactual replay does otherwise than the real step: the changes whose effect is tried."""
+"""Changes that a counterfactual replay makes to the real step, so that their effect is tried."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from ampscope.trace.schema import LOSS_CODE
 
 
 class LiveChange(Protocol):
-    """What the live training does otherwise than it is written, and so does each replay of its steps."""
+    """A change by which the live training, and so each replay of its steps, differs from the code as it is written."""
 
     def again(self) -> ReplayChange:
-        """The same in one replay."""
+        """Makes the same change for one replay."""
 
 
 class ReplayChange:
@@ -237,7 +237,7 @@ class Conversions(TorchFunctionMode):
         return self._widened(result, args, kwargs) if torch.float32 in self._instead else result
 
     def _widened(self, result: Any, *given: Any) -> Any:
-        """What was made of no other tensor, in the default dtype, in the one that stands for that."""
+        """Widens a result of the default dtype that was made of no other tensor, to the dtype in float32's place."""
         made = type(result) is Tensor and result.dtype is torch.float32 and next(tensors(given), None) is None
         return result.to(self._instead[torch.float32]) if made else result
 

@@ -21,7 +21,7 @@ from ampscope.trace.schema import ReplayStatus
 
 
 def compared(player: Player, tracer: Tracer, real: Symptom, step: TapedStep, *, after_good_step: bool) -> ReplayResult:
-    """What a replay that could be played came to.
+    """Judges a replay that could be played, by what it left and what the real step left.
 
     A replay has the gradients that this rank computed. Where the real ones were reduced across ranks, what was bad here
     was bad in them too, but not the other way round.
@@ -121,7 +121,7 @@ def _reduced(player: Player, reduction: GradientReduction) -> Reduction:
 
 
 def _sent(player: Player, dtype: torch.dtype | None) -> tuple[str, float, bool]:
-    """What this rank would have given into a reduction of its gradients across ranks.
+    """Measures what this rank would have given into a reduction of its gradients across ranks.
 
     Args:
         player: Has played the step.
@@ -138,7 +138,7 @@ def _sent(player: Player, dtype: torch.dtype | None) -> tuple[str, float, bool]:
 
 
 def _how_received(reduced: Reduction) -> str:
-    """Where what is not finite came from, as far as this rank can know it."""
+    """Says where non-finite gradients came from, as far as this rank can know it."""
     own = "this rank's own gradients came out finite when they were computed again"
     if reduced.overflows:
         most = FINFO[reduced.dtype].max

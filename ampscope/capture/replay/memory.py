@@ -66,7 +66,7 @@ def room(device: torch.device) -> int | None:
 
 
 class NoRoomError(Exception):
-    """What the forward pass of a replay gives takes more memory than it may."""
+    """Raised when the forward pass of a replay gives more than there is room for in memory."""
 
 
 class Bounded(OwnMode):

@@ -125,7 +125,7 @@ class Player:
 
     @property
     def devices(self) -> frozenset[torch.device]:
-        """Where the calls compute, as far as it is known."""
+        """The devices on which the calls compute, as far as it is known."""
         return self.models.devices | self._step.devices()
 
     @property
@@ -145,7 +145,7 @@ class Player:
         return left | {name: self._tensor_of(source) for name, source in self._step.given.items()}
 
     def buffers_moved(self) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
-        """Of each floating buffer that the step could write, by name, its values before and after it in float32."""
+        """Yields each floating buffer that the step could write, with its values before and after it in float32."""
         for module, name, buffer in self.substitutes.buffers():
             before = self.substitutes.at_start(module, name)
             if before is not None and before.is_floating_point():
@@ -168,7 +168,7 @@ class Player:
                         return
 
     def _hooks(self) -> list[Callable[..., Any]]:
-        """What the loop attached to tensors in this step; it runs again in the replay's backward."""
+        """Lists the functions that the loop attached to tensors in the step: the replay's backward runs them again."""
         return [f for _, entry in self._entries if attaches(entry.call) for f in entry.arguments.args if callable(f)]
 
     def _play_entry(self, index: int, entry: Entry) -> None:

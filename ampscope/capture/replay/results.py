@@ -1,4 +1,4 @@
-"""What was wrong with a step and what replays of it came to, as plain values."""
+"""Plain values that tell what was wrong with a step and what replays of it came to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ampscope.trace.schema import Change, Form, ReplayStatus, Trial
 
 
 class Symptom(NamedTuple):
-    """What was not finite in the real step; false when nothing was."""
+    """Names what was not finite in the real step; false when nothing was."""
 
     gradients: frozenset[str] = frozenset()
     loss: bool = False
@@ -27,7 +27,7 @@ class Symptom(NamedTuple):
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What a faithful replay came to."""
+    """The outcome of a faithful replay."""
 
     status: ReplayStatus
     reason: str = ""
@@ -52,7 +52,7 @@ class ReplayResult:
 
 
 class ChangedResult(NamedTuple):
-    """What a replay with one thing changed came to."""
+    """The outcome of a replay with one thing changed."""
 
     outcome: Trial
     reason: str = ""

@@ -189,7 +189,7 @@ def _lost_weights(step: TapedStep, models: Models) -> str:
 
 
 def _gap(entry: Entry, start: int) -> str:
-    """What an entry builds on that the tape, which begins at ``start``, does not hold, in words."""
+    """Says what an entry builds on that the tape, which begins at ``start``, does not hold; empty if all is there."""
     for reference in (*entry.earlier, *entry.arguments.outside):
         if isinstance(reference, EarlierResult) and reference.entry < start:
             return "the step builds on calls of a step before, which the tape has let go"

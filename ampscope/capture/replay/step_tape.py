@@ -381,7 +381,7 @@ class StepTape(StepObserver):
         self._tape.gradients.left_by_backward(self._models)
 
     def let_go(self) -> None:
-        """Nothing of what was computed so far will be run again: keeps nothing of it alive until the next step."""
+        """Keeps nothing alive of what was computed so far until the next step, for none of it will be run again."""
         self._evaluation.since = self._tape.end
         self._tape.forget_before(self._evaluation.since)
         self.state.let_go()
@@ -400,7 +400,7 @@ class StepTape(StepObserver):
         self._evaluation.since = self._tape.end
 
     def recording(self) -> TapedStep:
-        """What it takes to run the present step again."""
+        """Returns all that it takes to run the present step again."""
         evaluation = self._evaluation
         if not self.routine.is_awake and evaluation.backwards:
             self._recall(unscaled=False)
@@ -420,12 +420,12 @@ class StepTape(StepObserver):
 
     @property
     def evaluation(self) -> Evaluation:
-        """What is known of the present evaluation."""
+        """The present evaluation, as far as it is known."""
         return self._evaluation
 
     @property
     def functional(self) -> FunctionalStep:
-        """What is known of the present step where no backward leaves its gradients."""
+        """The present step where no backward leaves its gradients, as far as it is known."""
         evaluation = self._evaluation
         return FunctionalStep(self._tape, evaluation.since, evaluation.backwards > 0, self._models)
 

@@ -39,7 +39,7 @@ _NO_ORIGINALS: dict[int, Tensor] = {}
 
 
 def _devices(args: Any, kwargs: dict[str, Any]) -> set[torch.device]:
-    """Where a function that draws random numbers may do so."""
+    """Returns the devices on which a function that draws random numbers may do so."""
     named = [torch.device(kwargs["device"])] if kwargs.get("device") is not None else []
     return {*named, *(tensor.device for tensor in tensor_tree.tensors((args, kwargs)))}
 
@@ -122,7 +122,7 @@ class TapeMode(TorchFunctionMode):
         self._listener.transformed(factors, result)
 
     def step_began(self) -> None:
-        """Nothing of a step has run."""
+        """Forgets the step before: nothing of the new one has run."""
         self.after_backward = False
         self.forms.step_began()
 
@@ -135,7 +135,7 @@ class TapeMode(TorchFunctionMode):
             self.edits.is_open = False
 
     def scaler_called(self, call: ScalerCall, models: Models) -> None:
-        """What the loop does between the unscaling of gradients and the scaler's update is noted."""
+        """Begins to note the loop's edits as it unscales gradients, and ends that at the scaler's update."""
         if call.method is ScalerMethod.UPDATE:
             self.edits = None
         scale = torch_private.scaler_tensors(call.scaler)[0] if call.method is ScalerMethod.UNSCALE else None
@@ -177,14 +177,14 @@ class TapeMode(TorchFunctionMode):
             self._is_aside = False
 
     def _leave(self) -> bool:
-        """For the call of a module that computes otherwise while this is active."""
+        """Leaves the stack for the call of a module that computes otherwise while a mode is active, if it can."""
         if self._handling or self._is_aside:
             return False
         torch_private.remove_function_mode(self)
         return True
 
     def _come_back(self, call: Call | None) -> None:
-        """That call is over; it goes onto the tape as one."""
+        """Goes back onto the stack after the call of a module for which it has left, and tapes that as one call."""
         torch_private.insert_function_mode(self)
         if call is None or not self.recording or self._pause.on or self._guard.broken:
             return

@@ -133,7 +133,7 @@ def _looks(
 def _around(
     state: StateWatch, before: OptimizersBefore, healer: Healer | None, models: Models
 ) -> dict[str, StepObserver]:
-    """What looks at optimizers, keeps them as they were, and changes the training, where that was asked for."""
+    """Makes the observers that look at optimizers, copy them, and change the training where that was asked for."""
     healing: dict[str, StepObserver] = {"heal": healer} if healer is not None else {}
     if healer is not None:
         healing["ahead"] = Ahead(models, state, healer) if type(healer) is Healer else Declined(state, healer)

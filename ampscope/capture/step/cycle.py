@@ -1,4 +1,4 @@
-"""Where in its life a step is: one table of states, and what runs inside them for a while."""
+"""Tracks where in its life a step is: one table of states, and what runs inside them for a while."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEARNED_STEPS = 2
 
 
 class State(IntEnum):  # whose members are hashed in C
-    """Where a step is."""
+    """The states of a step."""
 
     IDLE = auto()  #: no watched forward has run since the last step ended
     FORWARD = auto()  #: forwards, loss code and backwards of the step; what the loop calls goes onto the tape
@@ -26,7 +26,7 @@ class State(IntEnum):  # whose members are hashed in C
 
 
 class Moment(IntEnum):
-    """What moves a step from one state to the next."""
+    """The moments that move a step from one state to the next."""
 
     BEGINS = auto()  #: the first watched forward
     CALLS = auto()  #: a watched forward, the first or a later one
@@ -66,7 +66,7 @@ class StepCycle:
 
     @property
     def state(self) -> State:
-        """Where the step is now."""
+        """The state that the step is in now."""
         return self._inside[-1] if self._inside else self._state
 
     @property
@@ -101,14 +101,14 @@ class StepCycle:
             self.leave(state)
 
     def enter(self, state: State) -> None:
-        """What follows is inside ``state``, until `leave`; as `inside`, where begin and end are two hooks."""
+        """Marks what follows, until `leave`, as inside ``state``; as `inside`, where begin and end are two hooks."""
         self._inside.append(state)
 
     def leave(self, state: State) -> None:
-        """It has ended, or never began, or was cleared by what came from outside; safe to call twice."""
+        """Marks ``state`` as left; it may never have begun, or `start_afresh` has cleared it. Safe to call twice."""
         if state in self._inside:
             self._inside.remove(state)
 
     def start_afresh(self) -> None:
-        """Nothing of the run goes on any more: what comes from outside has broken it off."""
+        """Forgets all that the step was inside of: an exception from outside has broken it off."""
         self._inside.clear()

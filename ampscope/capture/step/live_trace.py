@@ -138,7 +138,7 @@ class LiveTrace(StepObserver):
                 surely(self._tracer.remove)
 
     def backward_ended(self) -> None:
-        """What follows is the next micro-batch."""
+        """Begins the next micro-batch, for what follows a backward belongs to it."""
         if self._tracer is not None:
             self._tracer.outputs.begin_micro_batch()
 
@@ -254,7 +254,7 @@ class LiveTrace(StepObserver):
         return [origin.seq for origin in absorbed]
 
     def _collapsed(self, graph: provenance.Graph, tracer: Tracer, step: int) -> dict[int, Collapsed]:
-        """What casts lost, once a run."""
+        """Returns the casts that made few values of many, by sequence number; once a run."""
         if self._collapse_told:
             return {}
         counts, came_cast = tracer.outputs.distinct.read(), tracer.outputs.came_cast

@@ -23,7 +23,7 @@ NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one optimizer."""
+    """Holds what is known of one optimizer."""
 
     optimizer: Callable[[], Any]
     owned: bool | None = None  #: holds a parameter of a watched model; None before that was looked at
@@ -220,7 +220,7 @@ class OptimizerNumbers:
         return known.owned
 
     def _of(self, optimizer: Optimizer) -> _Known:
-        """What is known of an optimizer; another one may have got the ``id`` of one that is gone."""
+        """Returns what is known of an optimizer; another one may have got the ``id`` of one that is gone."""
         known = self._known.get(id(optimizer))
         if known is None or known.optimizer() is not optimizer:
             known = self._known[id(optimizer)] = _Known(_reference(optimizer))

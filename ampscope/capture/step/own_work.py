@@ -69,7 +69,7 @@ class OwnWork:
 
     @property
     def seconds(self) -> float:
-        """What it has taken since `start_over`, glances and what is running now included."""
+        """The seconds that the work has taken since `start_over`, glances and what is running now included."""
         return self._taken + self._pause.glanced + (time.perf_counter() - self._started if self._depth else 0.0)
 
     @property
@@ -99,7 +99,7 @@ class OwnWork:
         self._may_communicate = process_group.default_group() is not None
 
     def start_afresh(self) -> None:
-        """What comes from outside has broken it off, wherever it was: everything is as the loop has it again."""
+        """Leaves the work after an exception from outside has broken it off: everything is as the loop has it again."""
         if self._depth:
             self._depth = 1
             self.__exit__()

@@ -1,4 +1,4 @@
-"""What replays do otherwise, to try a cure or to go without one that is in force."""
+"""Changes that replays make to try a cure, or to go without one that is in force."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ampscope.capture.tracing.statistics.stats import can_be_bad
 
 
 class ModulesConverted(ReplayChange):
-    """What `ConversionsWider` does, or `OneForm`, in a replay.
+    """Does in a replay what `ConversionsWider`, or `OneForm`, does to the live model.
 
     Args:
         modules: Qualified names.
@@ -40,7 +40,7 @@ class ModulesConverted(ReplayChange):
 
 
 class ModulesKeptAgain(ModulesInFloat32):
-    """What `ModulesKept` does, in a replay.
+    """Does in a replay what `ModulesKept` does to the live model.
 
     Args:
         modules: Qualified names.
@@ -92,7 +92,7 @@ class OutputsNoted(ReplayChange):
 
 
 class BothChanged(ModulesKeptAgain):
-    """What `Both` does, in a replay.
+    """Does in a replay what `Both` does to the live model.
 
     Args:
         modules: Qualified names of those in float32.

@@ -1,4 +1,4 @@
-"""What lasts: one small object that a replay can try, that can be done to the live model, and lifted."""
+"""Lasting cures: small objects, each of which a replay can try, and which can be done to the live model and lifted."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ class LastingCure:
 
     @property
     def text(self) -> str:
-        """What it does, as a clause."""
+        """The change in words, as a clause."""
         raise NotImplementedError
 
     @property
     def code(self) -> str:
-        """What makes it permanent."""
+        """The user's code that makes it permanent."""
         raise NotImplementedError
 
     @property
     def detail(self) -> dict[str, Any]:
-        """What it takes to make it again, as JSON."""
+        """The data that it takes to make the change again, as JSON."""
         raise NotImplementedError
 
     def change(self) -> ReplayChange:
-        """The same in a replay."""
+        """Makes the same change for a replay."""
         raise NotImplementedError
 
     def without(self) -> ReplayChange:
-        """What a replay does to go without it, while it is applied."""
+        """Makes the change by which a replay goes without this cure, while it is applied."""
         raise NotImplementedError
 
     def apply(self) -> None:
-        """Does it to the live model.
+        """Makes the change to the live model.
 
         Raises:
             AmpscopeError: It cannot be done; nothing was changed.
@@ -60,5 +60,5 @@ class LastingCure:
         raise NotImplementedError
 
     def lift(self) -> None:
-        """Takes it back; safe to call twice."""
+        """Takes the change back; safe to call twice."""
         raise NotImplementedError

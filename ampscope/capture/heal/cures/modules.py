@@ -36,7 +36,7 @@ class ModulesKept(LastingCure):
         self._handle: KeptModules | None = None
 
     def giving_back(self, dtypes: Mapping[str, torch.dtype]) -> Iterator[ModulesKept]:
-        """The same with what modules return in the dtype that it had: always, if that does; else where it can be."""
+        """Yields the cure with outputs in the dtype that they had: always, if that does; else where they fit."""
         if dtypes:
             yield ModulesKept(self._held, {name: Outputs(dtype) for name, dtype in dtypes.items()})
         yield ModulesKept(self._held, {name: Outputs(dtype, where_they_fit=True) for name, dtype in dtypes.items()})
@@ -149,7 +149,7 @@ class Both(LastingCure):
         self.modules = tuple(dict.fromkeys((*kept.modules, *converted.modules)))
 
     def with_kept(self, kept: ModulesKept) -> Both:
-        """The same with modules kept otherwise."""
+        """Returns the cure with modules kept otherwise."""
         return Both(kept, self._converted)
 
     @property

@@ -1,4 +1,4 @@
-"""Buffers and tensors in plain attributes that were poisoned: what they held when they were last finite."""
+"""Finds buffers and tensors in plain attributes that were poisoned, with what they held when they were last finite."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Poisoned = dict[str, PoisonedBuffer]
 
 
 def found(state: StateSnapshot, models: Models) -> Poisoned:
-    """What a step found not finite, and what was finite when the step before it began."""
+    """Finds what was not finite as a step began, but was as the step before it did."""
     poisoned: Poisoned = {}
     for module, name, _ in state.statistics():
         tensor, before = state.buffer(module, name), state.buffer_before(module, name)

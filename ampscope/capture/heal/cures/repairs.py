@@ -1,4 +1,4 @@
-"""What is done about one bad step, and lasts no longer: its batch without some rows, weights without some elements."""
+"""Repairs of one bad step, which last no longer: its batch without some rows, weights without some elements."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class ElementsZeroed(ReplayChange):
         return all(id(each) in own for each, _ in self._bad)
 
     def make(self) -> None:
-        """Does it to the live weights: to those elements, whatever has become of others since."""
+        """Zeroes the elements in the live weights, whatever has become of others since."""
         with torch.no_grad():
             for each, where in self._bad:
                 each.masked_fill_(where, 0.0)
 
 
 def make(due: list[ElementsZeroed]) -> None:
-    """Makes what waited for the end of a step, of which other losses may have gone backward still."""
+    """Zeroes the elements that had to wait for the end of a step: other losses might still have gone backward."""
     while due:
         due.pop().make()
 
 
 class Repair(NamedTuple):
-    """What may make a step finite that float32 does not."""
+    """A change that may make a step finite that float32 does not."""
 
     kind: CureKind
     text: str  #: as a clause

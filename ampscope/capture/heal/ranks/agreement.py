@@ -26,7 +26,7 @@ _NOT_AVERAGED = "gradients are not averaged over all ranks, by DistributedDataPa
 
 
 class Agreed(NamedTuple):
-    """What all ranks do about a step."""
+    """The decision that all ranks have come to on a step."""
 
     decision: Decision
     proposal: Proposal
@@ -35,7 +35,7 @@ class Agreed(NamedTuple):
 
 
 class _Own(NamedTuple):
-    """What this rank can do towards what is proposed."""
+    """Holds what this rank can do towards the proposal."""
 
     tried: Tried
     cure: LastingCure | None = None
@@ -69,11 +69,11 @@ class Agreement:
         self._may_last = may_last
 
     def refuse(self, question: str, why: str) -> Agreed:
-        """This rank can take no part, now or later: no rank heals any more."""
+        """Settles that this rank can take no part, now or later: no rank heals any more."""
         return self._settled(question, Decision(why_not=f"on rank {self._ballot.rank}, {why}", is_last=True))
 
     def reach(self, question: str, attempt: StepAttempt, step: TapedStep, mine: Proposal, lost: str) -> Agreed:
-        """What all ranks do about a step; communicates.
+        """Decides with all other ranks what to do about a step; communicates.
 
         Args:
             question: By which all ranks know it.

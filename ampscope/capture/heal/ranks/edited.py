@@ -1,4 +1,4 @@
-"""What the loop did to its gradients once they were averaged, done to the average of the replays' gradients."""
+"""Does to the average of the replays' gradients what the loop did to its own once they were averaged."""
 
 from __future__ import annotations
 

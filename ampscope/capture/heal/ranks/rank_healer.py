@@ -78,7 +78,7 @@ class RankHealer(Healer):
     # -- a bad step ---------------------------------------------------------------------------------------------
 
     def examine(self, bad: BadStep) -> None:
-        """What this rank has proved on its own part of a step; decides nothing yet."""
+        """Notes what this rank has proved on its own part of a step; decides nothing yet."""
         if self._is_over or self.guard.broken:
             return
         self._finish()
@@ -173,13 +173,13 @@ class RankHealer(Healer):
             self._ends(attempt, self._agreement.refuse(self._question(attempt), why))
 
     def _question(self, attempt: StepAttempt) -> str:
-        """By which all ranks know a step: how many the optimizer has made since the run was begun, or resumed."""
+        """Names a step for all ranks: by how many its optimizer has made since the run was begun, or resumed."""
         return f"{attempt.index}-{attempt.step - self._first.get(attempt.index, 0)}"
 
     # -- observing ----------------------------------------------------------------------------------------------
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
-        """A good step of one rank decides nothing."""
+        """Does nothing, for a good step of one rank decides nothing."""
 
     def _went_bad(self, ended: EndedStep) -> bool:
         return ended.attempt is self._asked

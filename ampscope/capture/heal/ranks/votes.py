@@ -1,4 +1,4 @@
-"""What ranks tell each other of a bad step, and what that comes to; the same on all, and without torch."""
+"""Messages of the ranks about a bad step, and what they come to; the same on all, and without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OF_REDUCTION = "each rank's own part of the step was finite, and what the ranks 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What a rank has proved on its own part of a step, or why it has nothing."""
+    """The cure that a rank has proved on its own part of a step, or why it has none."""
 
     is_fine: bool = False  #: its own part was finite: what is bad came from others
     kind: str = ""  #: of the cure; empty where it has none
@@ -24,36 +24,36 @@ class Proposal:
     why_not: str = ""  #: why it has none, in words; empty where a scaler is to do what scalers do
 
     def written(self) -> str:
-        """As the other ranks read it."""
+        """Writes the proposal as JSON, for the other ranks."""
         return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, text: str) -> Proposal:
-        """What another rank has written."""
+        """Reads the proposal that another rank has written."""
         return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What a rank's own part of the step came to with what was proposed."""
+    """The outcome of a rank's own part of the step with what was proposed."""
 
     why_not: str = ""  #: why it is of no use here; empty where it is
     gradients: list[list[str]] = field(default_factory=list)  #: that it could give to an average; see `averaging`
     why_lost: str = ""  #: why the step itself cannot be saved; empty where it can
 
     def written(self) -> str:
-        """As the other ranks read it."""
+        """Writes the outcome as JSON, for the other ranks."""
         return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, text: str) -> Tried:
-        """What another rank has written."""
+        """Reads the outcome that another rank has written."""
         return cls(**json.loads(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What all ranks do."""
+    """The decision that holds for all ranks."""
 
     is_made: bool = False  #: the cure
     is_averaged: bool = False  #: and the gradients of all replays are averaged for the step itself
@@ -61,17 +61,17 @@ class Decision:
     is_last: bool = False  #: there is none after it
 
     def written(self) -> str:
-        """As the other ranks read it."""
+        """Writes the decision as JSON, for the other ranks."""
         return json.dumps(asdict(self))
 
     @classmethod
     def read(cls, text: str) -> Decision:
-        """What was decided."""
+        """Reads the decision that was written."""
         return cls(**json.loads(text))
 
 
 def together(proposals: Sequence[Proposal]) -> Proposal:
-    """What is to be tried on all ranks, by what each has proved on its own; with the reason where that is nothing."""
+    """Combines what each rank has proved into one proposal for all, or into the reason why there is none."""
     if any(not (each.is_fine or each.kind or each.why_not) for each in proposals):
         return Proposal()
     without = next((rank for rank, each in enumerate(proposals) if each.why_not), None)
@@ -96,7 +96,7 @@ def _of_modules(found: Sequence[Proposal]) -> dict[str, Any]:
 
 
 def decided(tried: Sequence[Tried]) -> Decision:
-    """What all ranks do, by what each has tried."""
+    """Decides for all ranks, by what each has tried."""
     for rank, each in enumerate(tried):
         if each.why_not:
             return Decision(why_not=f"on rank {rank}, {each.why_not}")

@@ -1,4 +1,4 @@
-"""What a change that cures costs: time, measured by runs that nobody observes, and memory, as its ops have written."""
+"""Measures what a change that cures costs: time, by runs that nobody observes, and memory, as its ops have written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Unobserved(Tracer):
 
 
 def unobserved(models: Models, guard: Guard) -> Tracer:
-    """What a run is given of which nothing is to be seen."""
+    """Makes the tracer for a run of which nothing is to be seen."""
     stops = (player.call_user.__code__,)
     return _Unobserved(Sites(0, models.module_type), models.names, full=False, guard=guard, stops=stops)
 
@@ -62,7 +62,7 @@ class StepTimes:
         self._unchanged: dict[type[ReplayChange], list[float]] = {}
 
     def extra_time(self, change: ReplayChange) -> float | None:
-        """What a change adds to the duration of the step, as a share; 0 where that is within what two runs differ by.
+        """Measures the share by which a change prolongs the step; 0 where that is within what two runs differ by.
 
         None where the step could not be run so.
         """

@@ -79,7 +79,7 @@ class CureSearch:
         return self._follow(located, step, rows) if located is not None else []
 
     def _again(self, step: TapedStep, rows: TracedRows) -> list[TrialRun]:
-        """The same once more: a step on which two replays agree is deterministic."""
+        """Runs the step once more as it was: a step on which two replays agree is deterministic."""
         if not self._budget.allows_trial(0):
             return []
         run = self._try(ReplayChange(), None, step)

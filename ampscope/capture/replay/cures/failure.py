@@ -28,7 +28,7 @@ class OpKey(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Where a replay places the failure."""
+    """The place of a failure, as a replay shows it."""
 
     op: OpKey
     execution: int  #: how many executions of the op came before
@@ -70,7 +70,7 @@ def _module(graph: provenance.Graph, seq: int) -> str:
 
 
 def output_at(rows: TracedRows, failure: Failure) -> OpRow | None:
-    """What the failed op gave in another replay; None where it was not executed."""
+    """Returns the row of what the failed op gave in another replay; None where it was not executed."""
     keys = {number: OpKey.of(site) for number, site in rows.site_rows().items()}
     executions = [row for row in rows.ops if not row.out and keys[row.site] == failure.op]
     return executions[failure.execution] if failure.execution < len(executions) else None

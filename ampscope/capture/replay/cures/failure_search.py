@@ -37,7 +37,7 @@ class FailureSearch:
         return widens or isinstance(coming, OtherForm)
 
     def next(self, *, first: bool, spare: bool) -> ReplayChange | None:
-        """What to try; None where there is nothing more.
+        """Returns the change to try next; None where there is nothing more.
 
         Args:
             first: Nothing has been tried on the step yet: what has cured one before is, before the plan goes on.
@@ -77,7 +77,7 @@ class FailureSearch:
 
 
 def _anew(cure: ReplayChange) -> ReplayChange:
-    """The same change, which has seen nothing of another step."""
+    """Makes the same change, which has seen nothing of another step."""
     if isinstance(cure, OtherForm):
         return cure.at_scale(cure.scale)
     return cure.with_modules(()) if isinstance(cure, ModulesInFloat32) else cure

@@ -1,4 +1,4 @@
-"""What is tried on a failure, in which order: as a plan that is told what each trial showed."""
+"""Plans what is tried on a failure, and in which order; the plan is told what each trial showed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_TOGETHER = 2
 
 
 class TrialFeedback(NamedTuple):
-    """What a plan learns from a trial."""
+    """The findings of a trial, from which a plan learns."""
 
     outcome: Trial
     failure: Failure | None = None  #: where values went wrong this time
@@ -44,7 +44,7 @@ Part = Generator[ReplayChange, TrialFeedback, bool]
 
 
 def plan(located: Failure, scale: float | None, rows: TracedRows, *, left_out: ReplayChange | None = None) -> Plan:
-    """What to try on a failure, the most telling first.
+    """Yields what to try on a failure, the most telling first.
 
     All in float32 comes first: where that fails too, precision has no part in it, and other forms of the failed call
     are tried. Where it helps, less is tried: the failed call in another form, then a module, then more of them; what
@@ -175,7 +175,7 @@ def _fewest_modules(first: tuple[str, ...], *, conversions: bool = False) -> Pla
 
 
 def _wider(cured: tuple[str, ...], rows: TracedRows, *, conversions: bool) -> Plan:
-    """Also the modules in which the cured step is next to overflow: a little more, and it fails there."""
+    """Tries float32 also in the modules in which the cured step is next to overflow: a little more, and it fails."""
     near = {name: factor for name, factor in failure.near_overflow(rows).items() if name not in cured}
     nearest = sorted(near, key=lambda name: near[name])[:MOST_MODULES]
     if nearest:
@@ -185,7 +185,7 @@ def _wider(cured: tuple[str, ...], rows: TracedRows, *, conversions: bool) -> Pl
 
 
 def feedback_of(outcome: Trial, rows: TracedRows, *, scaled: bool) -> TrialFeedback:
-    """What a plan is told of a trial.
+    """Makes the feedback of a trial for its plan.
 
     Args:
         outcome: What came out.

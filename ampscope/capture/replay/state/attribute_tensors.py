@@ -85,7 +85,7 @@ class AttributeTensors:
         return [each for held in self._found for each in _tensors(held.name, vars(held.module).get(held.key))]
 
     def held_directly(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
-        """Those that an attribute is itself, each with its module and the attribute's name."""
+        """Yields the tensors that are themselves an attribute, each with its module and the attribute's name."""
         for each in self._found:
             value = vars(each.module).get(each.key)
             if type(value) is Tensor and value.is_floating_point() and not value.requires_grad:
@@ -149,7 +149,7 @@ class _Walk:
 
 
 def _items(value: Any, most: int) -> list[tuple[str, Any]] | None:
-    """What a container or a plain object holds, each with what follows its name there; None where that is too much.
+    """Lists what a container or a plain object holds, each with what follows its name there; None if it is too much.
 
     It is read at once, for other threads may change it.
     """

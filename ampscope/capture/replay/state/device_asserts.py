@@ -45,7 +45,7 @@ _HARMLESS = frozenset(
 
 
 class OutOfRangeError(Exception):
-    """What the replay computed would have ended the process."""
+    """Raised when what the replay computed would have ended the process, or might have."""
 
 
 def can_assert(devices: Iterable[torch.device]) -> bool:
@@ -142,7 +142,7 @@ def _within(index: Tensor, low: int, high: int) -> bool:
 
 
 def _probabilities(base: str, overload: str, operands: list[Tensor]) -> Iterator[tuple[Tensor, float]]:
-    """What an op takes for probabilities, and how large it may be."""
+    """Yields the tensors that an op takes for probabilities, each with how large it may be."""
     if base == "multinomial":
         yield operands[0], math.inf
     elif base == "binary_cross_entropy":

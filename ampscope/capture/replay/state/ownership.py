@@ -28,7 +28,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 
 
 class Treatment(Enum):
-    """What becomes of an object in a replay."""
+    """The ways in which a replay treats an object."""
 
     COPIED = auto()
     LEFT_ALONE = auto()
@@ -78,7 +78,7 @@ def _can_be_entered(item: Any) -> bool:
 
 
 def _held(value: Any) -> list[Any]:
-    """What a container or a plain object holds, read at once, for other threads may change it."""
+    """Lists what a container or a plain object holds, read at once, for other threads may change it."""
     kind = next((kind for kind in _CONTAINERS if issubclass(type(value), kind)), None)
     if kind is None:
         return list(vars(value).values())

@@ -1,4 +1,4 @@
-"""What a framework's module tells its trainer while it runs; in a replay it tells nothing."""
+"""Silences in a replay what a framework's module tells its trainer while it runs."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ def _telling_kinds() -> Iterator[tuple[type, tuple[str, ...]]]:
 
 
 def _say_nothing(*_: Any, **__: Any) -> None:
-    """In the place of a method that tells."""
+    """Stands in the place of a method that tells the trainer something."""

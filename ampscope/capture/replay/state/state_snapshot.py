@@ -22,7 +22,7 @@ _Named = dict[tuple[int, str], Tensor]  # buffers by ``id`` of their module and 
 
 
 class StateSnapshot:
-    """What a forward may change, as it was at the start of the step.
+    """Keeps what a forward may change, as it was at the start of the step.
 
     These are buffers (BatchNorm statistics, moving averages), tensors in plain attributes, frozen parameters, and the
     modules' attributes themselves (counters, hidden states).
@@ -121,7 +121,7 @@ class StateSnapshot:
         return self._buffers[0].get((id(module), name))
 
     def buffer_before(self, module: nn.Module, name: str) -> Tensor | None:
-        """What it held at the start of the step before; None where that is not kept."""
+        """Returns the values of a buffer or attribute at the start of the step before; None where they are not kept."""
         known = self._before.get(id(self._buffers[1].get((id(module), name))))
         return known[1] if known is not None else None
 
@@ -130,7 +130,7 @@ class StateSnapshot:
         self._copies[id(tensor)][1].copy_(value)
 
     def gap(self) -> str:
-        """What of the state at the start of the step is not known any more, in words; empty when all is."""
+        """Says what of the state at the start of the step is not known any more; empty when all is."""
         if self._taken_at != self._models.revision or not self._models.is_current():
             return "a layer or a parameter of the model was replaced within the step"
         listed = set(map(id, self._candidates))
@@ -153,5 +153,5 @@ class StateSnapshot:
         return self._in_attributes
 
     def _nested(self) -> Iterator[Tensor]:
-        """Those of them that lie in what an attribute holds."""
+        """Yields the tensors in attributes that lie in what an attribute holds, and are none themselves."""
         return (each.tensor for each in self._in_attributes if each.is_nested)

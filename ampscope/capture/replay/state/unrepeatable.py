@@ -61,7 +61,7 @@ def _of_module(module: nn.Module) -> Iterator[str]:
 
 
 def _own(module: nn.Module) -> Iterator[Any]:
-    """What a module keeps in its attributes, and in containers there."""
+    """Yields what a module keeps in its attributes, and in containers there."""
     for value in vars(module).values():
         yield value
         if type(value) in (list, tuple):

@@ -254,7 +254,7 @@ class Tape:
         return self.end - 1, entry
 
     def arrived(self, number: int, tensors: list[Tensor]) -> None:
-        """What a collective received is there: whatever it changed on the way belongs to its entry."""
+        """Adds what a collective received, once it is there: whatever it changed on the way belongs to its entry."""
         for leaf, tensor in enumerate(tensors):
             self.results.add(tensor, EarlierResult(number, leaf))
 

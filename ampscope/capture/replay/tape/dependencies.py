@@ -1,4 +1,4 @@
-"""What of a tape a step is made of, whatever that depends on included, and how long a replay holds its results."""
+"""Finds the part of a tape that a step is made of, with all that it depends on, and how long a replay holds results."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _is_of(reference: TensorReference, entries: set[int]) -> bool:
 
 
 class HeldResults:
-    """What the calls of a replay have returned, as long as it is read: micro-batches need not be there together.
+    """Holds the results of a replay's calls as long as they are read: micro-batches need not be there together.
 
     Args:
         entries: Those that are run, each with its number.
@@ -96,7 +96,7 @@ class HeldResults:
         self._held[number] = results
 
     def of(self, reference: EarlierResult) -> Tensor:
-        """What an entry returned."""
+        """Returns the result of an entry."""
         return self._held[reference.entry][reference.leaf]
 
     def was_run(self, number: int, entry: Entry) -> None:

@@ -23,7 +23,7 @@ from ampscope.capture.torch_support.user_line import Place
 
 
 class EntryKind(Enum):
-    """What an entry calls."""
+    """The kinds of things that an entry calls."""
 
     MODULE = auto()
     FUNCTION = auto()
@@ -92,7 +92,7 @@ class Arguments:
 
     @property
     def devices(self) -> set[torch.device]:
-        """Where the tensors among them lie that came from outside the tape."""
+        """Returns the devices of those tensors that came from outside the tape."""
         return {each.tensor.device for each in self.tensors if isinstance(each, OutsideTensor)}
 
     def resolved(self, tensor_of: Callable[[Any], Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -136,7 +136,7 @@ class CallState:
 
 @dataclass(slots=True)
 class CalledThrough:
-    """What calls a module in the loop's place: a transform of torch.func, or ``functional_call``."""
+    """The function that calls a module in the loop's place: a transform of torch.func, or ``functional_call``."""
 
     call: Callable[..., Any]
     inputs: slice  #: of the positional arguments: what the loop gave is among them
@@ -175,7 +175,7 @@ class Entry:
 
     @property
     def earlier(self) -> list[EarlierResult]:
-        """What earlier entries returned and this one reads."""
+        """The results of earlier entries that this one reads."""
         return [*self.arguments.earlier, *(self.through.reads.values() if self.through is not None else ())]
 
     @property
@@ -185,7 +185,7 @@ class Entry:
 
 
 def unscale_(gradients: list[Tensor], scale: Tensor) -> None:
-    """What ``scaler.unscale_`` does to gradients that are finite; its look at them changes nothing."""
+    """Does what ``scaler.unscale_`` does to gradients that are finite; its look at them changes nothing."""
     inverse = scale.float().reciprocal()
     for gradient in gradients:
         (gradient._values() if gradient.is_sparse else gradient).mul_(inverse.to(gradient.device))

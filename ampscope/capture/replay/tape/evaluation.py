@@ -14,7 +14,7 @@ MOST_CALLS = 64
 
 @dataclass(slots=True)
 class Evaluation:
-    """What is known of the present evaluation; most steps are made of one.
+    """Holds what is known of the present evaluation; most steps are made of one.
 
     A step that moves weights and calls the model again (SAM, LBFGS) has several, and each is judged before its weights
     move: nothing of it could be run again afterwards.

@@ -56,7 +56,7 @@ def alike(ours: list[Tensor], theirs: list[Tensor]) -> bool:
 
 @dataclass(slots=True)
 class Differences:
-    """What differs, in words; the real step is known by a few elements of what its calls returned."""
+    """The differences of a replay, in words; the real step is known by a few elements of what its calls returned."""
 
     found: list[str] = field(default_factory=list)
     held_otherwise: bool = False  #: what the tape holds is known to have been changed since the real step
@@ -65,7 +65,7 @@ class Differences:
     are_rounding: bool = True  #: what was returned differs by no more
 
     def note(self, text: str) -> None:
-        """What the calls were given, or left, is known to be another."""
+        """Notes that something which the calls were given, or left, is known to be another."""
         self.found.append(text)
         self.are_rounding = False
 

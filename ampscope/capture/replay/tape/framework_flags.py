@@ -1,4 +1,4 @@
-"""What a framework notes about a call while it runs, in a module of its own, and asks for in hooks that run again."""
+"""Sets again the flags that a framework has set during a call, for hooks of its own that run again in a replay."""
 
 from __future__ import annotations
 

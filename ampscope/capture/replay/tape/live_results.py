@@ -1,4 +1,4 @@
-"""Which results of taped calls are still alive: known by weak reference, so that the tape keeps none of them alive."""
+"""Tracks results of taped calls that are still alive, by weak reference: the tape keeps none of them alive."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class LiveResults:
                 self.scalars.append(Scalar(tensor.detach(), source))
 
     def find(self, tensor: Tensor) -> LiveResult | None:
-        """What is known of ``tensor``; None where no entry returned it."""
+        """Returns what is known of ``tensor``; None where no entry returned it."""
         known = self.by_id.get(id(tensor))
         return known if known is not None and known.tensor() is tensor else None
 
@@ -87,12 +87,12 @@ class LiveResults:
         self.given_to_python.append((at, known.source.entry if known is not None else None))
 
     def forget_written(self) -> None:
-        """What was written in place until now, and is small enough to be copied, comes from outside from now on."""
+        """Forgets what was written in place and is small enough to be copied: from now on it comes from outside."""
         if self.by_id:
             self._forget_all_but({key: known for key, known in self.by_id.items() if not known.is_history})
 
     def let_go_of_values(self) -> None:
-        """From now on what has no history of its own comes from outside, whoever has made it."""
+        """Forgets what has no history of its own: from now on it comes from outside, whoever has made it."""
         alive = ((key, known, known.tensor()) for key, known in self.by_id.items())
         self._forget_all_but(
             {key: known for key, known, each in alive if each is not None and each.grad_fn is not None}
@@ -108,7 +108,7 @@ class LiveResults:
         return found
 
     def alive(self) -> Iterator[tuple[Tensor, EarlierResult]]:
-        """Those that are still alive, each with the result that it is."""
+        """Yields the tensors that are still alive, each with the result that it is."""
         for known in self.by_id.values():
             tensor = known.tensor()
             if tensor is not None:
@@ -167,7 +167,7 @@ class LeftGradients:
         self._models, self._known, self._copied = models, None, MOST_COPIED
 
     def find(self, tensor: Tensor) -> GradientOf | None:
-        """Whose gradient a tensor is; None for any other."""
+        """Finds the parameter whose gradient a tensor is; None for any other."""
         if self._models is None:
             return None
         known = self._look().get(id(tensor))
@@ -212,7 +212,7 @@ def targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
 
 
 def in_place_results(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> list[Tensor]:
-    """What an in-place call left behind: the tensors it wrote, what they are views of, and what it returned."""
+    """Returns what an in-place call left behind: the tensors it wrote, what they are views of, and what it returned."""
     written = targets(args, kwargs)
     bases = [tensor._base for tensor in written if tensor._is_view() and tensor._base is not None]
     return [*written, *bases, *tensor_tree.tensors(result)]

@@ -1,4 +1,4 @@
-"""What the calls on a tape read from outside it, kept as it was when they read it, though the loop writes into it."""
+"""Keeps what taped calls read from outside as it was when they read it, though the loop writes into it."""
 
 from __future__ import annotations
 

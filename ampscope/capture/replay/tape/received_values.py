@@ -78,17 +78,17 @@ class ReceivedValues:
         self._works.clear()
 
     def complete(self) -> None:
-        """Nothing more is put onto the tape."""
+        """Puts nothing more onto the tape."""
         self._tape = self._entry = None
 
     def begin(self, entry: Entry) -> None:
-        """The call of an entry, or its backward, runs from here on."""
+        """Notes that the call of an entry, or its backward, runs from here on."""
         self._entry, self._thread = entry, threading.get_ident()
         if entry.kind is EntryKind.MODULE:
             entry.overwritten, self._overwritten = self._overwritten, []
 
     def end(self) -> None:
-        """It is over."""
+        """Notes that the call of the entry is over."""
         self._after_backward = self._entry is not None and self._entry.kind is EntryKind.BACKWARD
         self._entry = None
 

@@ -1,4 +1,4 @@
-"""What one collective of a step brought from other ranks, for a replay that must not ask for it again."""
+"""Keeps what one collective of a step brought from other ranks, for a replay that must not ask for it again."""
 
 from __future__ import annotations
 

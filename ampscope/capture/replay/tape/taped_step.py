@@ -1,4 +1,4 @@
-"""What it takes to run a step, or its last evaluation, again: its part of the tape, and the state it began from."""
+"""Holds what it takes to run a step, or its last evaluation, again: its part of the tape, and the state before it."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ class TapedStep(NamedTuple):
         )
 
     def devices(self) -> set[torch.device]:
-        """Whose generators its calls may draw from."""
+        """Returns the devices from whose generators the step's calls may draw."""
         states = (entry.state.random for _, entry in self.entries())
         return {device for state in states if state is not None for device in state.devices}
 
     def read_last(self) -> list[EarlierResult]:
-        """What is looked at when all of it has run."""
+        """Returns the results that are looked at when all of the step has run."""
         return [*(source for _, source in (*self.left, *self.updates)), *self.given.values()]
 
     def ran_through(self) -> bool:
@@ -117,7 +117,7 @@ class TapedStep(NamedTuple):
         return any(entry.received for _, entry in self.entries())
 
     def reduction(self) -> GradientReduction | None:
-        """What put its gradients together with those of other ranks; None where nothing did."""
+        """Returns what put the step's gradients together with those of other ranks; None where nothing did."""
         return gradient_reduction.of_step(self._synchronised_by(), self.collectives)
 
     def averaged_in(self) -> Any | None:

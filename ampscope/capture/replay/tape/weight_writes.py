@@ -23,14 +23,14 @@ IN_FORWARD = "a parameter is changed inside the forward pass"
 
 
 class Update(NamedTuple):
-    """What the loop is about to give to one weight."""
+    """A tensor that the loop is about to give to one weight."""
 
     name: str  #: of the weight
     tensor: Tensor
 
 
 class WrittenValues(NamedTuple):
-    """What weights are written with."""
+    """The tensors with which weights are written."""
 
     operands: list[Tensor]
     are_copied: bool  #: as they are; nothing is computed with them
@@ -61,9 +61,9 @@ class WeightWrites:
     def updates(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], weights: list[Tensor]
     ) -> Iterator[Update]:
-        """What such a call gives to the ``weights`` that it writes; of lists, each to the one in its place.
+        """Yields what a call gives to the ``weights`` that it writes; of lists, each tensor to the weight in its place.
 
-        Nothing of a function that may make finite weights of it, as one that divides by it does.
+        A function that may make finite weights of a bad tensor, as one that divides by it does, gives nothing.
         """
         if getattr(func, "__name__", "").strip("_").removeprefix("foreach_") not in _GIVES:
             return
@@ -74,7 +74,7 @@ class WeightWrites:
             yield from (Update(name, tensor) for name, tensor in zip(of, found, strict=True))
 
     def values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> WrittenValues:
-        """What a call of ``func`` is about to write weights with."""
+        """Returns the tensors with which a call of ``func`` is about to write weights."""
         operands = list(tensor_tree.tensors((args[1:], kwargs)))
         return WrittenValues(operands, getattr(func, "__name__", "") in _COPIES)
 
@@ -115,7 +115,7 @@ class ForwardEdits:
         self._before = self._models.weight_norms() if looks else None
 
     def call_ended(self) -> None:
-        """It has ended: sends for what the norms were and are."""
+        """Sends for what the norms were before a call and are after it."""
         if self._before is not None:
             norms = [*self._before, *self._models.weight_norms()]
             self._sent.append(Parcel({str(place): norm for place, norm in enumerate(norms)}))

@@ -1,1 +1,1 @@
-"""What a loop carries from step to step in tensors of its own: banks, queues, normalisers, moving averages, states."""
+"""Follows the tensors that a loop carries from step to step: banks, queues, normalisers, moving averages, states."""

@@ -1,4 +1,4 @@
-"""What a loop does between two steps: takes its calls down, and looks at what they have written."""
+"""Takes down the calls that a loop makes between two steps, and looks at what they have written."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class BetweenSteps:
         self._condition.descent.sweep()
 
     def _results(self, gap: Gap) -> list[tuple[str, Tensor, EarlierResult]]:
-        """What the calls made that is still there: a cache may be read for the first time much later."""
+        """Returns the named results that are still alive: a cache may be read for the first time much later."""
         found = []
         for tensor, source in gap.results():
             if source.entry < gap.taken_over:
@@ -144,7 +144,7 @@ class BetweenSteps:
         return found
 
     def forget(self) -> None:
-        """The step that came after the latest calls is over."""
+        """Forgets the latest calls: the step that came after them is over."""
         self._before = None
 
     def blame(self, read: set[int]) -> None:

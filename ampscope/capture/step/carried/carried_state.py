@@ -77,7 +77,7 @@ class CarriedState(StepObserver):
         return self._following.is_on(carries=bool(self._carried), suspects=bool(self._condition))
 
     def step_ended(self, ended: EndedStep) -> None:
-        """What follows until the next forward is between two steps."""
+        """Begins to listen between two steps, where the loop is followed; the next forward ends it."""
         self._following.step_ended(ended.number + 1, bad=ended.attempt.bad)
         self._between.forget()
         self._written.after(ended.attempt)
@@ -117,7 +117,7 @@ class CarriedState(StepObserver):
         self._within.note_descent()
 
     def turned_bad(self) -> Trigger | None:
-        """What the state that the step has left, or found, gives cause to look at; told once."""
+        """Returns why the carried state that the step has left, or found, is to be looked at, if it is; told once."""
         if self._within.has_left_bad():
             return Trigger.NONFINITE_CARRIED
         return Trigger.CARRIED_READ if self._within.take_read() else None
@@ -132,7 +132,7 @@ class CarriedState(StepObserver):
         return told
 
     def completed(self, recording: TapedStep) -> TapedStep:
-        """What it takes to run a step again, with what is known of the carried tensors in it."""
+        """Adds to a recording of a step, from which it can be run again, what is known of the carried tensors in it."""
         within = self._within
         return recording._replace(carried=within.names, left=within.left, left_in_attributes=within.left_in_attributes)
 

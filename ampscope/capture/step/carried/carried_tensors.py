@@ -1,4 +1,4 @@
-"""Which tensors a loop carries: known by the memory that it writes again and again, or by the line that makes them."""
+"""Learns which tensors a loop carries: by the memory that it writes again and again, or by the line that makes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PLAIN = (Tensor, nn.Parameter)
 
 
 class Role(NamedTuple):
-    """What makes results of one round and the next the same thing: the line and the function."""
+    """The line and the function that made a result; results of two rounds with the same role are the same thing."""
 
     code: CodeType | None
     line: int
@@ -41,14 +41,14 @@ def role_of(entry: Entry, leaf: int) -> Role:
 
 
 class Round(IntEnum):
-    """Where a loop's calls run; what a round of one kind made and the next of that kind reads is carried."""
+    """The places where a loop's calls run; what one round of a kind made and the next of that kind reads is carried."""
 
     GAP = 0  #: between two steps
     STEP = 1
 
 
 class _Made(NamedTuple):
-    """What a call has made."""
+    """A tensor that a call has made, known weakly."""
 
     tensor: weakref.ref[Tensor]
     role: Role
@@ -78,7 +78,7 @@ class Carried:
         return bool(self._memories or self._roles)
 
     def round_ended(self, kind: Round) -> None:
-        """What was made until now was made in an earlier round from now on."""
+        """Ends a round: what was made until now counts from now on as made in an earlier one."""
         self._round += 1
         made, making = self._made[kind], self._making[kind]
         kept = {key: each for key, each in made.items() if each.tensor() is not None} | making
@@ -123,16 +123,16 @@ class Carried:
             self._writing[key] = storage_ref(tensor)
 
     def name(self, tensor: Tensor) -> str:
-        """What a carried tensor is called; empty for any other."""
+        """Returns the name of a carried tensor; empty for any other."""
         return self._name_of_memory(tensor) or self.name_by_id(id(tensor))
 
     def called(self, tensor: Tensor) -> str:
-        """As `name`, of all that a line has made, whether it is known to be carried or not."""
+        """Returns the name of any tensor that a line has made, whether it is known to be carried or not."""
         made = self._made_as(id(tensor))
         return self._name_of_memory(tensor) or (self._role_name(made.role) if made is not None else "")
 
     def name_by_id(self, identity: int) -> str:
-        """What a carried tensor that is alive is called, by its ``id``, where its line tells."""
+        """Returns the name of a carried tensor that is alive, by its ``id``, where the line that made it tells."""
         made = self._made_as(identity)
         return self._role_name(made.role) if made is not None and made.role in self._roles else ""
 
@@ -156,7 +156,7 @@ class Carried:
 
 
 class Averages:
-    """What a loop keeps of the weights and buffers of the watched models, and writes in place: averages, teachers.
+    """The tensors that a loop keeps of the watched weights and buffers, and writes in place: averages, teachers.
 
     Keeps none of them alive, and learns which there are from the calls between a few steps.
     """
@@ -168,11 +168,11 @@ class Averages:
 
     @property
     def weights(self) -> Container[int]:
-        """What they are averages of, by ``id``."""
+        """The watched models' weights, by ``id``: averages are made of them."""
         return self._models.parameters
 
     def learn(self, tape: Tape) -> None:
-        """Looks for them among what the calls on a tape have written: each has the shape of what it is made of."""
+        """Looks for averages among what the calls on a tape have written: each has the shape of what it is made of."""
         self._known = {key: known for key, known in self._known.items() if known[0]() is not None}
         names = {key: name for key, (name, _) in self._models.parameters.items()}
         names |= {id(each): ".".join(filter(None, (module, name))) for module, name, each in self._models.buffers()}
@@ -195,7 +195,7 @@ class Averages:
                 self._known[id(tensor)] = weakref.ref(tensor), f"average {self._count}{of}"
 
     def held(self) -> Iterator[Held]:
-        """Those that are alive, and have values that can be looked at."""
+        """Yields the averages that are alive, and have values that can be looked at."""
         for reference, name in list(self._known.values()):
             tensor = reference()
             if tensor is not None and stats.may_turn_bad(tensor) and tensor.untyped_storage().nbytes():
@@ -209,7 +209,7 @@ def buffer_name(models: Models, tensor: Tensor) -> str:
 
 
 def _stands_alone(tensor: Tensor) -> bool:
-    """Whether it is no part of another tensor (of which autograd must not be asked) and no result with a history."""
+    """Whether a tensor is no part of another one (whose autograd must not be asked) and no result with a history."""
     return not tensor._is_view() and tensor.grad_fn is None
 
 

@@ -36,18 +36,18 @@ Names = dict[int, tuple[Node, str]]
 
 
 class Traced(NamedTuple):
-    """What calls did that were run again."""
+    """The record of calls that were run again."""
 
     rows: TracedRows
     first: list[int]  #: for each call that ran, in order, the sequence number of its first op
     entries: list[int]  #: the calls that ran, by number
 
     def call_of(self, seq: int) -> int:
-        """The call, by number, that an op belongs to; of what came from outside the call that read it first."""
+        """Returns the number of an op's call; for a value from outside, of the call that read it first."""
         return self.entries[max(0, bisect_right(self.first, seq) - 1)]
 
     def counted_for(self, after: tuple[int, int]) -> TracedRows:
-        """The rows as those of a step and its optimizer."""
+        """Returns the rows, labelled with a step and its optimizer."""
         step, optimizer = after
         return TracedRows(*self.rows.labelled(step, source_of(Source.WRITE, optimizer)), self.rows.sites)
 
@@ -67,7 +67,7 @@ class Closeups:
         self._guard = guard
 
     def names(self, gap: Gap) -> Names:
-        """What is known of what the calls read."""
+        """Returns what the carried tensors and weights that the calls read are, and are called, by ``id``."""
         carried = {key: (Node.CARRIED, name) for key, name in gap.names.items()}
         return carried | {key: (Node.PARAMETER, name) for key, (name, _) in self._models.parameters.items()}
 
@@ -78,7 +78,7 @@ class Closeups:
         sinks: list[tuple[str, EarlierResult]],
         weights: Mapping[int, Tensor] | None = None,
     ) -> Traced:
-        """What the calls that ``sinks`` are made of, or that are made of them, did.
+        """Runs the calls again that ``sinks`` are made of, or that are made of them, and returns what they did.
 
         Args:
             gap: The calls.
@@ -117,7 +117,7 @@ class Closeups:
         return Trial.FINITE if all(map(finite, found)) else Trial.NONFINITE
 
     def unrecorded(self) -> Tracer:
-        """What runs whose results alone count are played under."""
+        """Makes a tracer for runs of which the results alone count."""
         return self._tracer(Sites(0, self._models.module_type), full=False)
 
     def record(
@@ -241,7 +241,7 @@ class Closeup:
 
 
 def _copy(reference: OutsideTensor, *, overwritten: bool) -> Tensor:
-    """What a call read, or, of what it only overwrites, the finite numbers that are there now."""
+    """Copies a tensor that a call read; of one that it only overwrites, the finite numbers that are there now."""
     tensor = reference.tensor.detach()
     if overwritten:
         return torch.where(tensor.isfinite(), tensor, torch.zeros_like(tensor))

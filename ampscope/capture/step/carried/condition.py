@@ -13,7 +13,7 @@ TIMES_GIVEN = 3
 
 
 class Condition:
-    """What looks at carried tensors have shown; keeps none of them alive.
+    """Remembers what looks at carried tensors have shown; keeps none of them alive.
 
     Attributes:
         descent: What comes of bad writes.
@@ -62,7 +62,7 @@ class Condition:
         self._finite.difference_update(names)
 
     def given(self, names: Iterable[str]) -> None:
-        """These are not finite, and no call of the loop's made them so."""
+        """Notes tensors that are not finite though no call of the loop's made them so."""
         for name in set(names):
             self._given.add(name)
             self._times[name] = self._times.get(name, 0) + 1

@@ -1,4 +1,4 @@
-"""Which tensors are not finite because of a write of the loop's, and what was made of those since, while they live."""
+"""Follows tensors that are not finite because of a write of the loop's, and what is made of them, while they live."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Descent:
         return known[1] if known is not None else self.label_by_id(id(tensor))
 
     def label_by_id(self, identity: int) -> str:
-        """As `label`, of a tensor given by ``id``, if it is alive."""
+        """Returns the label of a tensor given by ``id``, as `label` does, if it is alive."""
         tensor, label = self._by_id.get(identity, (lambda: None, ""))
         return label if tensor() is not None else ""
 
@@ -87,7 +87,7 @@ class Descent:
                 self.add(tensor, label)
 
     def readers(self, tape: Tape, start: int = 0) -> dict[str, list[int]]:
-        """By label, the entries of a tape, from number ``start`` on, that read something from outside that has it."""
+        """Returns by label the entries of a tape, from number ``start`` on, that read from outside what has it."""
         found: dict[str, list[int]] = {}
         for number in range(max(start, tape.start), tape.end):
             for outside in tape[number].arguments.outside:

@@ -38,7 +38,7 @@ class Following:
         self._obstacle = (-1, "")  # to following, as of that revision of the models
 
     def step_ended(self, number: int, *, bad: bool) -> None:
-        """As many steps have ended as ``number`` says."""
+        """Updates what is followed after a step has ended; ``number`` says how many have."""
         self._alert = ALERT_STEPS if bad else max(self._alert - 1, 0)
         self._early = number < FIRST_STEPS
         self.learning = number <= LEARNED_STEPS or not number & (number - 1) or not (number - 1) & (number - 2)

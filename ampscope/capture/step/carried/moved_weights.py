@@ -45,13 +45,13 @@ class _Move(NamedTuple):
     before: dict[int, Tensor]  #: weights, and gradients that the loop zeroes in place, by ``id``
 
     def names(self) -> Names:
-        """What the calls read."""
+        """Returns what the weights and gradients that the calls read are, and are called, by ``id``."""
         names: Names = {id(weight): (Node.PARAMETER, name) for name, weight in self.weights}
         return names | {id(slope): (Node.INPUT, f"the gradient of {name}") for name, slope, _ in self.slopes.values()}
 
 
 class _Look(NamedTuple):
-    """What a move has left, on the way to be known as finite or not."""
+    """The weights that a move has left, on the way to be known as finite or not."""
 
     move: _Move
     gap: Gap
@@ -105,7 +105,7 @@ class MovedWeights:
         return True
 
     def _weights(self) -> list[tuple[str, Tensor]]:
-        """What the loop may move, if that is little."""
+        """Returns the weights that the loop may move, if they are small enough to be copied; else none."""
         known = list(self._models.parameters.values())
         if [*map(id, (weight for _, weight in known))] != self._seen:
             self._seen = [*map(id, (weight for _, weight in known))]
@@ -120,7 +120,7 @@ class MovedWeights:
         return self._copies
 
     def taken_over(self) -> TakenOver:
-        """What the step has computed of its gradients before the loop writes the first weight."""
+        """Returns what the step has computed of its gradients before the loop writes the first weight."""
         slopes = self._move.slopes if self._move is not None else {}
         return Latest.of(self._tape.calls).renumbered({key: slope for key, (_, slope, _) in slopes.items()})
 
@@ -185,7 +185,7 @@ class MovedWeights:
         )
 
     def forget(self) -> None:
-        """What was kept is not to be looked at."""
+        """Forgets the move in progress: its weights are not to be looked at."""
         self._move = None
 
 

@@ -32,7 +32,7 @@ _MOST_TENSORS = 32
 
 
 class _Key(NamedTuple):
-    """What makes tensors of two gaps the same: the line that writes them, and the how-many-th it writes there."""
+    """Identifies tensors of two gaps as the same: by the line that writes them, and the how-many-th it writes there."""
 
     place: Place
     ordinal: int
@@ -156,7 +156,7 @@ def _chains(gap: Gap) -> Iterator[tuple[_Key, _Chain]]:
 
 
 def _targets(entry: Entry) -> list[TensorReference]:
-    """What a call writes in place, as far as it is told by the first argument."""
+    """Returns the tensors that a call writes in place, as far as its first argument tells."""
     if not entry.in_place or not entry.arguments.args:
         return []
     first = entry.arguments.args[0]
@@ -165,7 +165,7 @@ def _targets(entry: Entry) -> list[TensorReference]:
 
 
 def _kept(gap: Gap) -> dict[int, OutsideTensor]:
-    """By ``id``, the tensors that were copied before the calls overwrote them."""
+    """Returns by ``id`` the tensors that were copied before the calls overwrote them."""
     found: dict[int, OutsideTensor] = {}
     for entry in gap.tape.entries:
         for reference in entry.arguments.outside:

@@ -1,4 +1,4 @@
-"""What a step reads of the tensors that its loop carries, and what it leaves of them."""
+"""Notes what a step reads of the tensors that its loop carries, and what it leaves of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Left(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What a step has left, on the way to be known as finite or not."""
+    """The carried tensors that a step has left, on the way to be known as finite or not."""
 
     step: int
     left: list[_Left]
@@ -43,7 +43,7 @@ class _Look(NamedTuple):
     calls: Tape  #: of the step
 
     def bad(self, condition: Condition) -> Iterator[tuple[str, list[_Left]]]:
-        """What is not finite, by name, and was when it was looked at before; waits for what has not arrived."""
+        """Yields, by name, what is not finite but was at the look before, or is new; waits for what has not arrived."""
         finite = [value is None or math.isfinite(value) for value in self.parcel.values().values()]
         by_name: dict[str, list[int]] = {}
         for place, each in enumerate(self.left):
@@ -166,7 +166,7 @@ class WithinStep:
         self._note_attributes(own)
 
     def _note_attributes(self, own: set[str]) -> None:
-        """As `note_descent`, of what the modules held in plain attributes when the step began: it may have read it."""
+        """Notes labels of what the modules held in plain attributes at the step's start: it may have read it."""
         for held in self._tape.state.attribute_tensors():
             label = self._condition.descent.label(held.tensor)
             if label and label not in own:
@@ -178,7 +178,7 @@ class WithinStep:
         self._send(step, [*self._results(), *self._in_attributes()])
 
     def look_at_attributes(self, step: int) -> None:
-        """As `look_at_writes`, of what the step has left in plain attributes alone."""
+        """Looks only at the tensors that the step, of that number, has left in plain attributes of the modules."""
         if self._tape.state.held:
             self._send(step, self._in_attributes())
 
@@ -196,7 +196,7 @@ class WithinStep:
                 yield _Left(name, tensor, source)
 
     def _in_attributes(self) -> list[_Left]:
-        """What the modules hold in plain attributes, as far as the step has changed it.
+        """Returns the tensors that the modules hold in plain attributes, as far as the step has changed them.
 
         What an earlier step left there is named by it, for a replay of this one.
         """

@@ -38,7 +38,7 @@ MOST_LOOKS = 4
 
 
 class Result(NamedTuple):
-    """What a call between two steps has made or written, and is alive."""
+    """A tensor that a call between two steps has made or written, and that is alive."""
 
     name: str  #: of what makes it, or of the memory that it lies in
     tensor: weakref.ref[Tensor]
@@ -166,11 +166,11 @@ class WrittenBetween:
         self._condition.descent.follow(look.gap.tape, {result.source.entry for result in bad}, label)
 
     def label(self, name: str, step: int) -> str:
-        """What a write that left something bad, and what comes of it, are known by.
+        """Makes the label by which a write that left something bad, and what comes of it, are known.
 
         Args:
-            name: Of what it left.
-            step: That it counts for.
+            name: The name of the tensor that it left bad.
+            step: The step that it counts for.
         """
         self._written += 1
         label = f"{name}, written at step {step}" + (f" ({self._written})" if self._written > 1 else "")
@@ -212,7 +212,7 @@ class WrittenBetween:
 
 
 class _Born(NamedTuple):
-    """What is known of how results of calls between steps came to be not finite."""
+    """Holds what is known of how results of calls between steps came to be not finite."""
 
     entry: int  #: the call that made the first of them so
     traced: Traced | None

@@ -145,7 +145,7 @@ class Attempts:
         return held.issuperset(map(id, self.models.trained()))
 
     def _all(self) -> dict[int | None, Any]:
-        """In the place of an optimizer, before the first has stepped."""
+        """Returns a stand-in for the optimizer, which holds all that is trained, before the first has stepped."""
         return {None: stand_in(self.models.trained())}
 
     def gradients_complete(self) -> None:
@@ -248,7 +248,7 @@ class Attempts:
             self._judge(attempt, bad, None if self.tape.guard.broken else recording or self.recording())
 
     def recording(self) -> TapedStep:
-        """What it takes to run the present step again."""
+        """Returns all that it takes to run the present step again."""
         return self._carried.completed(self.tape.recording())
 
     def _judge(self, attempt: StepAttempt, bad: Verdict, recording: TapedStep | None) -> None:

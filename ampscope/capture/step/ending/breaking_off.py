@@ -1,4 +1,4 @@
-"""What is left of a step when neither the loop nor AMPscope goes on with it: an exception came in the midst of it."""
+"""Tidies up a step that neither the loop nor AMPscope goes on with: an exception came in the midst of it."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class BreakingOff:
             surely(leave)
 
     def leave_ended_loop(self) -> None:
-        """The same, of a loop whose thread has ended, with its stacks."""
+        """Does as `leave_alone`, for a loop whose thread has ended, with its stacks."""
         self._between.let_go()
         self.leave_alone()
 
     def leaving(self, home: HomeThread) -> Callable[[], None]:
-        """What takes away what is on the stacks of the loop's thread."""
+        """Chooses the function that takes AMPscope off the stacks of the loop's thread."""
         if home.goes_on_elsewhere:
             return partial(self.sweep_later, home)
         return self.leave_ended_loop if home.is_elsewhere else self.leave_alone
@@ -88,12 +88,12 @@ class BreakingOff:
         self._between.leave_off()
 
     def sweep_later(self, home: HomeThread) -> None:
-        """After that: what is on the stacks of the loop's thread is taken away there, once it comes by."""
+        """Has what is on the stacks of the loop's thread taken away there, once it comes by after `close_here`."""
         if self._live.active or self._between.inserted or self._tape.mode.inserted or not self._live.sweep():
             left_behind.leave(self._is_swept, self._loop_ended, home)
 
     def _is_swept(self) -> bool:
-        """In the loop's thread: takes away what listens; returns whether all of it is gone."""
+        """Takes away what listens, in the loop's thread; returns whether all of it is gone."""
         self._live.drop()
         self._between.remove()
         self._tape.stop()

@@ -195,7 +195,7 @@ class Endings:
                 self._tape.weights_moved()
 
     def _closure_ended(self, optimizer: Optimizer) -> None:
-        """What is there now is what the optimizer will use."""
+        """Judges the gradients that a closure has left as it returns: they are what the optimizer will use."""
         self._in_closure = False
         if self._evaluating is not optimizer:
             return
@@ -218,7 +218,7 @@ class Endings:
             self._evaluating = self.attempts.current = None
 
     def start_afresh(self) -> None:
-        """What comes from outside has broken off whatever was going on."""
+        """Forgets the attempt and the closure in progress: an exception from outside has broken them off."""
         self._in_closure, self._evaluating, self.attempts.current = False, None, None
         self._awaited = None
 

@@ -35,7 +35,7 @@ class _Raised(NamedTuple):
 
 
 class FailedCalls(StepObserver):
-    """What raised last. A loop that goes on, to a backward or to the end of a step, has got over it.
+    """Remembers the call that raised last. A loop that goes on, to a backward or to the end of a step, has got over it.
 
     So has one of which is known that no error ended it. Where that is not known, because the run is closed later and by
     somebody else, what raised last counts, unless the function that called it runs on.
@@ -72,11 +72,11 @@ class FailedCalls(StepObserver):
             self._note(failed_call.of_function(error, func, args, kwargs), Phase.LOSS)
 
     def backward_began(self, _: BackwardCall) -> None:
-        """The loop goes on."""
+        """Forgets what raised before: the loop goes on."""
         self._last, self._in_backward = None, True
 
     def backward_ended(self) -> None:
-        """It has returned."""
+        """Notes that the backward has returned."""
         self._in_backward = False
 
     def abandoned(self, _: str) -> None:
@@ -90,7 +90,7 @@ class FailedCalls(StepObserver):
         self._note_passing(Phase.OPTIMIZER, on_purpose=RunEnd(sys.exc_info()[1]).failure is not None)
 
     def step_ended(self, _: EndedStep) -> None:
-        """The loop goes on."""
+        """Forgets what raised before: the loop goes on."""
         self._last = None
 
     def run_ended(self, end: RunEnd) -> None:
@@ -111,7 +111,7 @@ class FailedCalls(StepObserver):
         )
 
     def _ended_by(self, end: RunEnd) -> _Raised | None:
-        """What ended the run with an error, as far as that is known; None where nothing did."""
+        """Finds the call that ended the run with an error, as far as that is known; None where none did."""
         last = self._last
         if not end.is_known:
             return last if last is not None and not (last.caller is not None and last.caller.runs_on()) else None

@@ -46,7 +46,7 @@ QUIET_SKIPS = 3
 
 
 class Incidents:
-    """What happens when a step went wrong.
+    """Replays steps that went wrong, tries what cures them, and reports them.
 
     Args:
         models: The watched models.
@@ -295,7 +295,7 @@ class Incidents:
         self._trace_budget.took(ended.number, ended.seconds - attempt.judging_s, traced=traced)
 
     def _tell(self, attempt: StepAttempt, trigger: Trigger, outcome: ReplayResult) -> None:
-        """One line for each row of bad steps; a scaler's first skips are told only when they do not end."""
+        """Prints one line for each series of bad steps; a scaler's first skips are told only when they do not end."""
         self._bad_in_a_row += 1
         calibrates = trigger is Trigger.NONFINITE_GRADIENT and attempt.scaling is not None and not attempt.stepped
         if self._bad_in_a_row != (QUIET_SKIPS + 1 if calibrates else 1):
@@ -305,7 +305,7 @@ class Incidents:
 
 
 def in_words(trigger: Trigger) -> str:
-    """What was noticed, for the line in the terminal."""
+    """Returns the trigger of an incident in words, for the line in the terminal."""
     return trigger.replace("_", " ").replace("nonfinite", "non-finite")
 
 

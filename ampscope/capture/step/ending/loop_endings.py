@@ -37,7 +37,7 @@ class _Moved(NamedTuple):
     bad: bool  #: the step had gone bad by then
 
     def since(self, before: _Moved | None) -> OpenStep:
-        """What of the step lies between two such moves."""
+        """Returns the part of the step that lies between an earlier move and this one."""
         losses, parcels, backwards = before[1:4] if before is not None else (0, 0, 0)
         return replace(
             self.opened,

@@ -66,7 +66,7 @@ class SpikeEnding(StepObserver):
             self._take_down(attempt.step, attempt.index, found, outcome, *_shares(attempt, self._models))
 
     def _look_at_growth(self, attempt: StepAttempt, loss: float | None) -> None:
-        """Where the loss has just grown by far, tries a smaller step; no wait, see `optimizer_steps`."""
+        """Tries a smaller step where the loss has just grown by far; no wait, see `optimizer_steps`."""
         if self._overshoot.has_grown(attempt.index, loss) and loss is not None and not self._tape.guard.broken:
             with self._cycle.inside(State.JUDGING):
                 self._overshoot.look(attempt, self._tape.recording()._replace(scale=attempt.scale), loss)

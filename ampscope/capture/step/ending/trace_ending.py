@@ -1,4 +1,4 @@
-"""What becomes of a step's trace when the step ends: written, dropped, or made by a replay of compiled code."""
+"""Settles what becomes of a step's trace when the step ends: written, dropped, or made by a replay of compiled code."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Verdict(NamedTuple):
 
 
 def of_skip(attempt: StepAttempt, models: Models) -> Verdict:
-    """The scaler has skipped the optimizer: some gradients were not finite, perhaps because the loss was not."""
+    """Judges a step that the scaler has skipped: some gradients were not finite, perhaps because the loss was not."""
     symptom = Symptom(
         frozenset(gradients.non_finite(attempt.optimizer, models)),
         attempt.opened.loss_known_bad,
@@ -38,7 +38,7 @@ def of_skip(attempt: StepAttempt, models: Models) -> Verdict:
 
 
 def of_unscaled_step(attempt: StepAttempt, models: Models) -> Verdict | None:
-    """No scaler looks at the gradients, so their total norm tells; waits for the device."""
+    """Judges a step without a scaler by the total norm of its gradients; waits for the device."""
     if attempt.norm is None or math.isfinite(attempt.opened.number(attempt.norm)):
         return None
     bad = gradients.non_finite(attempt.optimizer, models)
@@ -49,7 +49,7 @@ def of_unscaled_step(attempt: StepAttempt, models: Models) -> Verdict | None:
 
 
 def of_edits(attempt: StepAttempt, models: Models) -> Verdict | None:
-    """What the loop did to gradients that the scaler had found finite, as far as the host knows without waiting."""
+    """Judges gradients that the loop changed after the scaler found them finite, as far as the host knows by now."""
     norm = attempt.opened.known_number(attempt.opened.edited.get(id(attempt.optimizer)))
     bad = gradients.non_finite(attempt.optimizer, models) if norm is not None and not math.isfinite(norm) else ()
     symptom = Symptom(frozenset(bad), judged=gradients.names(attempt.optimizer, models)) if bad else None
@@ -57,7 +57,7 @@ def of_edits(attempt: StepAttempt, models: Models) -> Verdict | None:
 
 
 def of_device_skip(norms: Mapping[str, Tensor]) -> Verdict:
-    """A fused optimizer has skipped on the device; what is left of its gradients are their ``norms`` by name."""
+    """Judges a step that a fused optimizer skipped on the device, by its gradients' ``norms``: no more is left."""
     bad = frozenset(name for name, norm in norms.items() if not bool(norm.isfinite()))
     return Verdict(Trigger.NONFINITE_GRADIENT, Symptom(bad, judged=frozenset(norms)))
 
@@ -65,7 +65,7 @@ def of_device_skip(norms: Mapping[str, Tensor]) -> Verdict:
 def of_what_gradients_hide(
     attempt: StepAttempt, poisoned: list[Held], of_carried: Trigger | None = None
 ) -> Verdict | None:
-    """The loss of a step and the state that it wrote, as far as the host knows without waiting.
+    """Judges the loss of a step and the state that it wrote, as far as the host knows without waiting.
 
     Args:
         attempt: The attempt.
@@ -82,15 +82,15 @@ def of_what_gradients_hide(
 
 
 def of_updates() -> Verdict:
-    """What the loop itself is about to move weights by is not finite, though its gradients are."""
+    """Returns the verdict on updates that the loop itself is about to make: not finite, though the gradients are."""
     return Verdict(Trigger.NONFINITE_WEIGHT, Symptom())
 
 
 def of_error(call: FailedCall) -> Verdict:
-    """An error ended the run that speaks of values which are not finite, and such are there."""
+    """Returns the verdict on an error that ended the run, and speaks of values that are not finite and are there."""
     return Verdict(Trigger.EXCEPTION, Symptom(loss=True), Evidence(exception=replace(call, phase=Phase.FORWARD)))
 
 
 def of_loss_alone(opened: OpenStep) -> Verdict | None:
-    """The loss of a step, as far as the host knows it without waiting."""
+    """Judges the loss of a step, as far as the host knows it without waiting."""
     return Verdict(Trigger.NONFINITE_LOSS, Symptom(loss=True)) if opened.loss_known_bad else None

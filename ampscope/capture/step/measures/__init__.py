@@ -1,1 +1,1 @@
-"""What is measured of gradients, weights and buffers around an optimizer step."""
+"""Measures gradients, weights and buffers around an optimizer step."""

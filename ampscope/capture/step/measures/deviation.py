@@ -1,4 +1,4 @@
-"""How far the gradients and the loss of a step in half precision are from those of the same step in float32."""
+"""Measures how far gradients and loss of a step in half precision are from those of the same step in float32."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Deviation(NamedTuple):
 
     @staticmethod
     def between(ours: Regained, whole: Regained) -> Deviation:
-        """Of one run of a step from another, in float32; waits for the device."""
+        """Measures how far one run of a step is from another, in float32; waits for the device."""
         apart, sizes = {}, {}
         for name, gradient in whole.gradients.items():
             mine = ours.gradients.get(name)

@@ -116,7 +116,7 @@ def _is_dense(gradient: Tensor) -> bool:
 
 
 class Magnitudes(NamedTuple):
-    """What is recorded of each gradient, as device scalars."""
+    """The figures that are recorded of each gradient, as device scalars."""
 
     sizes: dict[str, int]  #: elements of each, by name of the parameter
     values: dict[str, Tensor]  #: of each, its extremes and how many elements are not zero
@@ -141,7 +141,7 @@ class Magnitudes(NamedTuple):
 
 
 def magnitudes(optimizer: Optimizer, models: Models) -> Magnitudes:
-    """What is recorded of each unscaled gradient; no wait."""
+    """Measures what is recorded of each unscaled gradient; no wait."""
     found = Magnitudes({}, {})
     for name, gradient in owned(optimizer, models):
         if _is_dense(gradient) and gradient.numel():

@@ -23,7 +23,7 @@ _AT_ONCE = 1 << 22
 
 
 class Sign(NamedTuple):
-    """What a parameter's gradient looks like from outside."""
+    """Signs that a parameter's gradient has lost something to precision, from the gradient alone."""
 
     zeros: float  #: share of elements that are exactly zero
     tiny: bool  #: its largest element, times the loss scale, is below what half precision holds well
@@ -38,12 +38,12 @@ class Largest:
         self._parcel = Parcel(dict(_largest([(name, each) for name, each in found if _is_comparable(each)])))
 
     def values(self) -> Values:
-        """By parameter, with the loss scale in it; waits for what has not arrived."""
+        """Returns the values by parameter, with the loss scale in them; waits for what has not arrived."""
         return self._parcel.values()
 
 
 class Signs:
-    """What the gradients of an optimizer look like from outside, on its way to the host.
+    """The signs of loss to precision that an optimizer's gradients show, on their way to the host.
 
     Args:
         optimizer: Whose gradients.
@@ -90,7 +90,7 @@ class Signs:
         return found
 
     def factors(self) -> dict[str, float]:
-        """What the loop has multiplied each gradient with since backward, by its largest element: clipping does."""
+        """Returns by how much the loop has scaled each gradient since backward (clipping), by its largest element."""
         now = self._most()
         return {name: now[name] / most for name, most in self._given().items() if 0.0 < most < math.inf}
 
@@ -100,7 +100,7 @@ class Signs:
         return {name: (known[f"most {name}"] or 0.0) * factor for name in self._sizes}
 
     def _given(self) -> dict[str, float]:
-        """Likewise, as backward left it, as far as that is known."""
+        """The largest element of each gradient as backward left it, as far as that is known, else as `_most`."""
         before = self._before.values() if self._before is not None else {}
         return {name: before.get(name) or most for name, most in self._most().items()}
 

@@ -1,4 +1,4 @@
-"""What the trace of a healthy step tells besides its ops' extremes, and what it says of when to look again."""
+"""Adds to the trace of a healthy step more than its ops' extremes, and estimates from it when to look again."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ class SampledSteps:
         self._added_to, self._doubtful = None, {}
 
     def backward_begins(self) -> None:
-        """One of its backwards is about to add to the gradients."""
+        """Notes which parameters have a gradient already that a backward is about to add to."""
         if self._added_to is None:
             left = (name for name, parameter in self._models.parameters.values() if parameter.grad is not None)
             self._added_to = frozenset(left)
 
     def gradients(self, tracer: Tracer) -> None:
-        """Its gradients are there, as backward left them: with the loss scale in them."""
+        """Adds gradients to the trace as backward left them: with the loss scale in them."""
         for name, parameter in self._models.parameters.values() if tracer.outputs.shapes is not None else ():
             gradient = parameter.grad
             if name in self._chosen and gradient is not None and stats.measurable(stored(local(gradient))):
@@ -85,7 +85,7 @@ class SampledSteps:
                 self._note(tracer, gradient, Node.GRADIENT, name, name.rpartition(".")[0])
 
     def state(self, tracer: Tracer, optimizer: Optimizer) -> None:
-        """Its optimizer has stepped."""
+        """Adds optimizer state to the trace, once the optimizer has stepped."""
         if tracer.outputs.shapes is not None:
             for held in optimizer_state(optimizer, self._models):
                 if held.owner in self._chosen:
@@ -110,7 +110,7 @@ class SampledSteps:
         return self._selection.columns(ops, edges)
 
     def rows(self, tracer: Tracer, attempt: StepAttempt, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
-        """The same row by row."""
+        """Does as `columns`, row by row."""
         ops, edges = tracer.rows(attempt.step, source)
         low, high = (np.array([math.nan if end is None else end for end in ends], float) for ends in _ends(ops))
         self._look(tracer, attempt, source, np.array([row.site for row in ops], np.int64), low, high)

@@ -29,7 +29,7 @@ _ALIKE = 2.0**-10
 
 
 class Movement(NamedTuple):
-    """Where a step in float32 moves a tensor."""
+    """The movement of a tensor in a step in float32."""
 
     moved: Tensor  #: the change of each element (float32)
     follows: Tensor  #: which share of each element the step replaces: the momentum of a running average
@@ -73,7 +73,7 @@ class Stillness:
         self._readings: list[_Reading] = []
 
     def read(self, step: int, before: Tensor, found: Movement) -> None:
-        """It stood still in a step, where float32 moves it."""
+        """Takes down a look in which the tensor stood still in a step, where float32 moves it."""
         if not self._readings:
             self._since = step
         self._readings = [*self._readings, _Reading(step, before.detach().float(), found)][-READINGS:]
@@ -97,7 +97,7 @@ class Stillness:
         return follows | ((moved - moved[-1]).abs() <= _ALIKE * moved[-1].abs()).all(0)
 
     def described(self, name: str) -> LostUpdates:
-        """The evidence of an incident; means over what is far off."""
+        """Describes the tensor that stands still for the evidence of an incident; means over the elements far off."""
         far = self._far_off()
         heading = torch.stack([each.heading for each in self._readings]).mean(0)
         return LostUpdates(

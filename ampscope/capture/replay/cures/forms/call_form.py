@@ -1,4 +1,4 @@
-"""What another form of a call is: which call it may replace, and what is called instead."""
+"""Describes another form of a call: which call it may replace, and what is called instead."""
 
 from __future__ import annotations
 
@@ -56,29 +56,29 @@ class Call(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As code spells it: ``log``, ``div``; the same for a function, a method and an operator."""
+        """The name as code spells it: ``log``, ``div``; the same for a function, a method and an operator."""
         name = getattr(self.function, "__name__", "")
         return _SPELLED.get(name, name)
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        """Its positional arguments in the order in which code writes them: of ``1 / x`` the number first."""
+        """The positional arguments in the order in which code writes them: of ``1 / x`` the number first."""
         reflected = getattr(self.function, "__name__", "") in _REFLECTED
         return self.args[::-1] if reflected else self.args
 
     def with_operand(self, number: int, value: Any) -> Call:
-        """The same with another operand, counted as in `operands`."""
+        """Returns the call with another operand, counted as in `operands`."""
         reflected = getattr(self.function, "__name__", "") in _REFLECTED
         position = len(self.args) - 1 - number if reflected else number
         return self._replace(args=(*self.args[:position], value, *self.args[position + 1 :]))
 
     def __call__(self) -> Any:
-        """Makes it."""
+        """Makes the call."""
         return self.function(*self.args, **self.kwargs)
 
 
 class Compared(NamedTuple):
-    """What a call gives as it is written, and what its other form gives in its place."""
+    """The values that a call gives as it is written, and those that its other form gives in its place."""
 
     before: Any
     after: Any
@@ -145,7 +145,7 @@ class CallForm:
         """Lets go of what it has kept of a replay."""
 
     def instead(self, call: Call) -> Any:
-        """What is returned in the place of what the call returns; ``NotImplemented`` where the form does not apply.
+        """Computes what is returned in the call's place; ``NotImplemented`` where the form does not apply.
 
         Args:
             call: A call of one of `calls`, at the place of the failure.
@@ -153,7 +153,7 @@ class CallForm:
         raise NotImplementedError
 
     def made(self, call: Call) -> Any:
-        """As `instead`; what the call is to write into a tensor stands there, too.
+        """Makes the call in this form, as `instead` does; writes into the tensor that it is to write (``out``), too.
 
         Where the call writes over its own operand, what code reads may be that operand, which only the same function
         with other arguments writes.
@@ -170,15 +170,15 @@ class CallForm:
             return out.copy_(result)
 
     def before(self, call: Call) -> Any:
-        """What the call gave as it was, to be compared with what `instead` gives."""
+        """Makes the call as it was written: its result is compared with that of `instead`."""
         return call()
 
     def good(self, before: Tensor) -> Tensor:
-        """Which elements of that were well as they were."""
+        """Marks the elements of the result of `before` that were well as they were."""
         return before.isfinite()
 
     def compared(self, call: Call, result: Any) -> Iterable[Compared]:
-        """What tells whether good values are others, outside of what is observed.
+        """Gives the values that tell whether good ones have changed; outside of what is observed.
 
         Args:
             call: The call in whose place the form stood.

@@ -1,4 +1,4 @@
-"""Which other forms of the failed call are worth a replay, the most promising first."""
+"""Chooses the other forms of the failed call that are worth a replay, the most promising first."""
 
 from __future__ import annotations
 

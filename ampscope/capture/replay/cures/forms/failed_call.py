@@ -30,12 +30,12 @@ class FailedCall:
 
     @property
     def site(self) -> SiteRow:
-        """Its program point."""
+        """The program point of the op of the forward."""
         return self.graph.site(self.seq)
 
     @property
     def name(self) -> str:
-        """Of the op of the forward: ``log``."""
+        """The name of the op of the forward: ``log``."""
         return provenance.op_name(self.site.op)
 
     @property
@@ -49,7 +49,7 @@ class FailedCall:
         return CallPlace(self.site.file, self.site.line)
 
     def operand(self, number: int) -> OpRow | None:
-        """What wrote an operand; None where it has none, or that was not recorded."""
+        """Returns the row of the output that an operand is; None where it has none, or that was not recorded."""
         edge = self.edge(number)
         return self.graph.output(edge.from_seq, edge.from_out) if edge is not None else None
 

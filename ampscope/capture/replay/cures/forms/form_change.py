@@ -55,7 +55,7 @@ class OtherForm(ReplayChange):
 
     @property
     def used(self) -> FormUsed | None:
-        """What was put where, and what it did to good values; None where the call was not made."""
+        """The form that was put in a call's place, and its effect on good values; None where the call was not made."""
         if self._was_there is None:
             return None
         form, (call, place) = self._form, self._was_there
@@ -63,12 +63,12 @@ class OtherForm(ReplayChange):
 
     @property
     def called(self) -> tuple[CallPlace, frozenset[str]]:
-        """Which calls it may replace, and where."""
+        """The place of the calls that may be replaced, and their names."""
         return self._at, self._form.calls
 
     @property
     def milder(self) -> OtherForm | None:
-        """The same with a number under which gradients stay smaller; None where good values leave no room for one."""
+        """The same change with a number that keeps gradients smaller; None if good values leave no room for one."""
         return None if self._given.milder is None else OtherForm(self._given.milder, self._at, beside=self._beside)
 
     @property
@@ -174,7 +174,7 @@ def _apart(after: Tensor, before: Tensor, least: float) -> Tensor:
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """Of complex numbers both parts."""
+    """Splits complex numbers into their parts; leaves others as they are."""
     tensor = tensor.detach()
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 

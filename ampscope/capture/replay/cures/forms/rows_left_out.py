@@ -53,7 +53,7 @@ class RowsLeftOut(ReplayChange):
         return kept.requires_grad_(read.requires_grad)
 
     def rivals(self, step: TapedStep) -> Iterator[RowsLeftOut]:
-        """The same, each with something whole that may be no part of the batch, but a table with as many rows."""
+        """Yields changes that leave one more tensor whole, which may be a table with as many rows as the batch."""
         read = (each.tensor for _, entry in step.entries() for each in entry.arguments.outside)
         others = {id(tensor): tensor for tensor in read if self._cuts(tensor) and finite(tensor)}
         return (RowsLeftOut(self._of, self._kept, self._whole | {key}) for key in others)
@@ -63,7 +63,11 @@ class RowsLeftOut(ReplayChange):
 
 
 def of_step(step: TapedStep, models: Models) -> RowsLeftOut | None:
-    """What leaves out the rows that are not finite; None where there are none, none else, or batches of other sizes."""
+    """Makes the change that leaves out rows which are not finite.
+
+    Returns:
+        The change; None where there are no such rows, no others, or such rows in batches of several sizes.
+    """
     weights = frozenset((*models.parameters, *(id(buffer) for _, _, buffer in models.buffers())))
     outside = (read for _, entry in step.entries() for read in entry.arguments.outside)
     bad: dict[int, Tensor] = {}

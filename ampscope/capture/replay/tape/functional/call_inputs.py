@@ -45,7 +45,7 @@ def names(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], models: M
 def _weights(
     entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any], models: Models
 ) -> Iterator[tuple[Tensor, str]]:
-    """What takes the place of the model's weights: by their names, also where it only lives in their memory."""
+    """Yields what takes the place of the model's weights, by their names; also what only lives in their memory."""
     known = {storage_key(p): name for name, p in models.parameters.values() if _has_memory(p)}
     for tensor, reference in zip(tensor_tree.tensors((args, kwargs)), entry.arguments.tensors, strict=True):
         if isinstance(reference, OutsideTensor) and _has_memory(reference.tensor):

@@ -1,4 +1,4 @@
-"""What a loop does to its gradients between ``scaler.unscale_`` and the step: noted as it comes, taped if need be.
+"""Notes what a loop does to its gradients between ``scaler.unscale_`` and the step; it goes onto the tape if need be.
 
 Many loops do something there in every step, and hardly ever does it go wrong. So a call is noted as it was made, which
 takes next to nothing, and goes onto the tape when what has come of it is not finite.
@@ -83,7 +83,7 @@ class EditLog:
         self.is_open = True
 
     def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[int, Tensor]]:
-        """What must be known before a function runs: generators, and what it overwrites of the loop's own."""
+        """Takes what must be known before a function runs: generators, and what it overwrites of the loop's own."""
         random, originals = None, dict[int, Tensor]()
         if self._too_much:
             return random, originals

@@ -17,7 +17,7 @@ from ampscope.capture.torch_support.models import Models
 
 
 class FunctionalStep(NamedTuple):
-    """What is known of a step whose gradients no backward leaves, or whose weights the loop keeps by itself."""
+    """A step whose gradients no backward leaves, or whose weights the loop keeps by itself, as far as it is known."""
 
     tape: Tape
     since: int  #: where it begins on the tape
@@ -37,7 +37,7 @@ class FunctionalStep(NamedTuple):
         return {name: gradient for name, gradient in found if gradient is not None}
 
     def sources(self) -> dict[str, EarlierResult]:
-        """What gave the gradients, by parameter: those assigned, else those asked for; none after a backward."""
+        """Returns what gave each parameter's gradient: those assigned, else those asked for; none after a backward."""
         if self.has_backward:
             return {}
         found = self.tape.results.assigned(self.models, self.since)
@@ -47,7 +47,7 @@ class FunctionalStep(NamedTuple):
         return found
 
     def _named(self, entry: Entry) -> dict[str, int]:
-        """Which result of an entry is the gradient of which parameter."""
+        """Returns which result of an entry is a parameter's gradient, by the parameter's name."""
         if entry.through is not None:
             return entry.through.leaves
         _, inputs, *_ = (*entry.arguments.args, entry.arguments.kwargs.get("inputs"), None)
@@ -64,7 +64,7 @@ class FunctionalStep(NamedTuple):
         return {each.identity: name for name, each in known if isinstance(each, OutsideTensor)}
 
     def losses(self) -> list[Tensor]:
-        """What gradients were asked of, as far as it was seen; none after a backward."""
+        """Returns the values of which gradients were asked, as far as these were seen; none after a backward."""
         asking = [] if self.has_backward else [entry for _, entry in self._asking()]
         values = [entry.through.value for entry in asking if entry.through is not None]
         asked = [loss for entry in asking if entry.through is None for loss in entry.fingerprint]
@@ -97,7 +97,7 @@ class FunctionalStep(NamedTuple):
         return [weight for _, weight in named_weights.named(through.operands, self.models)]
 
     def is_over(self) -> None:
-        """What the loop has made of it, or for the next one, is where that begins: weights and a batch."""
+        """Ends the step: what the loop has made in it is where the next one begins, as weights or a batch."""
         self.tape.results.let_go_of_values()
 
     def _asking(self) -> Iterator[tuple[int, Entry]]:
@@ -108,6 +108,6 @@ class FunctionalStep(NamedTuple):
 
 
 def leaves(result: Any, models: Models) -> dict[str, int]:
-    """Which tensors in what a transform returned are gradients of parameters: those under a parameter's name."""
+    """Finds which tensors in a transform's result are gradients of parameters: those under a parameter's name."""
     order = {id(tensor): leaf for leaf, tensor in enumerate(tensor_tree.tensors(result))}
     return {name: order[id(tensor)] for name, tensor in named_weights.named(result, models)}

@@ -24,7 +24,7 @@ def named(value: Any, models: Models) -> Iterator[tuple[str, Tensor]]:
 
 
 def under_names(value: Any, models: Models) -> Iterator[tuple[str, Any]]:
-    """What stands under the name of a parameter in nested tuples, lists and dictionaries."""
+    """Yields what stands under the name of a parameter in nested tuples, lists and dictionaries."""
     names = {name for name, _ in models.parameters.values()}
     front = [value]
     while front:

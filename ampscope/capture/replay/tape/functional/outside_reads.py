@@ -14,7 +14,7 @@ from ampscope.capture.torch_support.models import Models
 
 
 def called(through: Through, tape: Tape, models: Models) -> CalledThrough:
-    """What calls a model in the loop's place, for the tape; what it reads from there is noted while it runs."""
+    """Describes for the tape what calls a model in the loop's place; its reads from outside are noted as it runs."""
     models.stand_ins.lend(named_weights.named(through.operands, models))
     found = CalledThrough(through.call, through.inputs, lends=not through.is_transform)
     through.reads = reader(tape, found.reads) if through.is_transform else None
@@ -22,7 +22,7 @@ def called(through: Through, tape: Tape, models: Models) -> CalledThrough:
 
 
 def reader(tape: Tape, reads: dict[int, EarlierResult]) -> Callable[[Tensor], Tensor]:
-    """What is shown each tensor that a call reads, notes it in ``reads`` by its ``id``, and gives it back."""
+    """Makes a function that is shown each tensor that a call reads, notes it in ``reads`` by ``id``, and returns it."""
 
     def read(tensor: Tensor) -> Tensor:
         if id(tensor) not in reads:

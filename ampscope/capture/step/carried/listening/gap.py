@@ -1,4 +1,4 @@
-"""What a loop called between two steps: a tape that can be played, with the line at which each call stood."""
+"""Records what a loop called between two steps: a tape that can be played, with the line at which each call stood."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Gap:
             self._aliases[id(result)] = weakref.ref(result), weakref.ref(args[0])
 
     def _wrote_through_aliases(self, targets: Iterable[Tensor]) -> None:
-        """What the newest call has written into is the tensor that lives on."""
+        """Counts what the newest call has written through an alias as written into the tensor that lives on."""
         for leaf, target in enumerate(targets):
             alias, base = self._aliases.get(id(target), (lambda: None, lambda: None))
             owner = base()
@@ -120,7 +120,7 @@ class Gap:
                 self.tape.results.add(owner, EarlierResult(len(self.positions) - 1, leaf), written=True)
 
     def results(self) -> Iterator[tuple[Tensor, EarlierResult]]:
-        """What the calls returned or wrote, as far as it is alive."""
+        """Yields the tensors that the calls returned or wrote, as far as they are alive."""
         return self.tape.results.alive()
 
     @property

@@ -67,7 +67,7 @@ class LoopMode(TorchFunctionMode):
             self._aside = True
 
     def come_back(self) -> None:
-        """That call has returned."""
+        """Goes back onto the stack after the call of a watched model has returned."""
         if self._aside:
             self._aside = False
             self._put()
@@ -98,14 +98,14 @@ class LoopMode(TorchFunctionMode):
         self.remove()
 
     def _leave(self) -> bool:
-        """For the call of any module that computes otherwise while a mode is active."""
+        """Leaves the stack for the call of a module that computes otherwise while a mode is active, if it can."""
         if self._handling:
             return False
         torch_private.remove_function_mode(self)
         return True
 
     def _came_back(self, call: Call | None) -> None:
-        """That call is over; it is taken down as one."""
+        """Goes back onto the stack after a module's call for which it has left, and has that taken down as one."""
         torch_private.insert_function_mode(self)
         keeper = None if self._pause.on or self._heard_enough or call is None else self._keeper()
         if keeper is not None and call is not None and not keeper.guard.broken:

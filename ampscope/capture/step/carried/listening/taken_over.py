@@ -1,4 +1,4 @@
-"""What a step has called last, before the loop moved weights, as the beginning of what is taken down from there on."""
+"""Takes over the step's last calls before the loop moved weights, as the beginning of what is taken down after them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class TakenOver(NamedTuple):
 
 
 class Latest(NamedTuple):
-    """What a step has called since it got its gradients, as its tape holds it."""
+    """The calls that a step has made since it got its gradients, as its tape holds them."""
 
     entries: list[tuple[int, Entry]]
     alive: dict[tuple[int, int], Tensor]  #: results, by entry and leaf
 
     @staticmethod
     def of(tape: Tape) -> Latest:
-        """The latest calls on a tape."""
+        """Returns the latest calls on a tape."""
         start = tape.end
         while start > tape.start and not gives_gradients(tape[start - 1]):
             start -= 1
@@ -47,7 +47,7 @@ class Latest(NamedTuple):
         return Latest(entries, alive)
 
     def renumbered(self, gradients: Mapping[int, Tensor]) -> TakenOver:
-        """As calls of their own.
+        """Returns these calls numbered from 0, without those whose operands are not known any more.
 
         Args:
             gradients: As they were left, by ``id`` of the parameter.
@@ -103,10 +103,10 @@ def _renumbered(
 def _found(
     reference: TensorReference, alive: Mapping[tuple[int, int], Tensor], gradients: Mapping[int, Tensor]
 ) -> Tensor:
-    """What a reference stands for, as it is now.
+    """Returns the tensor that a reference stands for, as it is now.
 
     Raises:
-        KeyError: That is gone.
+        KeyError: The tensor is gone.
     """
     if isinstance(reference, GradientOf):
         return gradients[reference.parameter]

@@ -182,7 +182,7 @@ def _is_finite(found: Regained) -> bool:
 
 
 def _points(graph: Graph, found: list[Origin]) -> frozenset[Point]:
-    """Where values overflowed, and all on the way to where that was hidden."""
+    """Returns the points where values overflowed, and all on the way to where that was hidden."""
     sites = [graph.site(seq) for origin in found for seq in origin.path]
     return frozenset(Point(site.module, site.file, site.line) for site in sites)
 

@@ -21,7 +21,7 @@ from ampscope.capture.tracing.tracer import Tracer
 
 
 class Movements(NamedTuple):
-    """What the replays came to."""
+    """The movements of buffers in a step that was run again in float32."""
 
     of: dict[str, Movement]  #: by qualified name; empty where the step could not be run again
     seconds: float
@@ -52,7 +52,7 @@ def in_float32(step: TapedStep, models: Models, names: frozenset[str], guard: Gu
 
 
 def _after(step: TapedStep, models: Models, names: frozenset[str], guard: Guard) -> dict[str, tuple[Tensor, Tensor]]:
-    """Of each buffer its values before and after the step, in float32; empty where it could not be run."""
+    """Returns each buffer's values before and after the step, in float32; empty where it could not be run."""
     change, stops = EverythingIn(torch.float32), (player.call_user.__code__,)
     tracer = Tracer(Sites(0, models.module_type), models.names, full=False, guard=guard, stops=stops)
     replay = Player(step, models, tracer, change)

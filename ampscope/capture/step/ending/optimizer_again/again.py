@@ -1,4 +1,4 @@
-"""What an optimizer's step on copies shows, taken down: its ops, and what would have kept it finite."""
+"""Records what an optimizer's step on copies shows: its ops, and what would have kept it finite."""
 
 from __future__ import annotations
 

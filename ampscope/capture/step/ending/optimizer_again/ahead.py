@@ -43,7 +43,7 @@ class Declined(StepObserver):
         self._healer = healer
 
     def step_ended(self, ended: EndedStep) -> None:
-        """What the latest look has found is left as it is."""
+        """Tells that state which the latest look found not finite is left as it is."""
         if ended.attempt.index in self._state.suspected:
             self._state.suspected.discard(ended.attempt.index)
             self._healer.log.declined(ended.attempt.step, OF_RANKS)
@@ -102,7 +102,7 @@ class Ahead(StepObserver):
             self._healer.keep(cure, attempt)
 
     def step_ended(self, ended: EndedStep) -> None:
-        """What is there now is what the optimizer has left."""
+        """Notes the change counters of the optimizer's state as its own step has left it."""
         if is_optimizer(ended.attempt.optimizer):
             self._left[ended.attempt.index] = _counters(ended.attempt.optimizer)
 
@@ -140,7 +140,7 @@ class Ahead(StepObserver):
     # -- squares that overflow ----------------------------------------------------------------------------------
 
     def _overflowing(self, attempt: StepAttempt) -> list[Held]:
-        """What the step leaves not finite on copies, where gradients are large enough for their squares to overflow."""
+        """Returns what a step on copies leaves not finite, where the gradients' squares may overflow."""
         known = attempt.opened.edited.get(id(attempt.optimizer), attempt.norm)
         size = attempt.opened.known_number(attempt.opened.norms.get(id(attempt.optimizer)) if known is None else known)
         if size is None or not size > max(SMALL, self._harmless.get(attempt.index, 0.0)):
@@ -155,13 +155,13 @@ class Ahead(StepObserver):
         return bad
 
     def _of(self, attempt: StepAttempt) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """The watched parameters that it steps, with their gradients, as far as these can be looked at."""
+        """Yields the watched parameters that an attempt steps, with gradients, as far as these can be looked at."""
         for parameter, gradient in OptimizerView(attempt.optimizer).with_gradients:
             if id(parameter) in self._models.parameters and measurable(gradient):
                 yield *self._models.parameters[id(parameter)], gradient
 
     def _foreseen(self, attempt: StepAttempt, name: str, parameter: Tensor) -> Iterator[Held]:
-        """What the step leaves not finite of a parameter."""
+        """Yields a parameter's weight and state, as far as a step on copies leaves them not finite."""
         copied = self._stepped(attempt, name, parameter)
         if copied is None:
             return
@@ -173,7 +173,7 @@ class Ahead(StepObserver):
                 yield Held(StateKind.OPTIMIZER, str(key), name, value)
 
     def _stepped(self, attempt: StepAttempt, name: str, parameter: Tensor) -> Copied | None:
-        """What the optimizer makes of copies of a parameter and its state; None where that cannot be done."""
+        """Makes the optimizer's step on copies of a parameter and its state; None where that cannot be done."""
         again = stepped_alone(attempt.optimizer, name, parameter)
         if isinstance(again, str):
             return None
@@ -182,6 +182,6 @@ class Ahead(StepObserver):
 
 
 def _counters(optimizer: Optimizer) -> list[tuple[int, int]]:
-    """Which tensors an optimizer keeps, and how often each was written."""
+    """Returns the ``id`` and the change counter of each tensor that an optimizer keeps."""
     states = [state.values() for state in optimizer.state.values() if type(state) is dict]
     return [(id(value), version_counter(value)) for state in states for value in state if type(value) is Tensor]

@@ -59,7 +59,7 @@ def cures(again: StepAgain, models: Models) -> Iterator[TrialResult]:
 
 
 def _changes(again: StepAgain, copied: Copied) -> Iterator[_Tried]:
-    """What there is to try: an eps where the dtype makes zero of it, a wider dtype where there is half precision."""
+    """Yields what to try: another eps where the dtype makes it zero, float32 for half, clipping of large gradients."""
     lost = {eps: surviving(eps, dtype) for eps, dtype in OptimizerView(copied.optimizer).epsilons}
     for was, eps in lost.items():
         if eps is not None:
@@ -100,7 +100,7 @@ def clipped(copied: Copied, share: float) -> None:
 
 
 def norm_of(parameters: Mapping[str, nn.Parameter]) -> float:
-    """Of their gradients; in float64, whose range their squares do not leave."""
+    """Computes the norm of all gradients of the parameters; in float64, whose range their squares do not leave."""
     squares = [
         parameter.grad.double().square().sum() for parameter in parameters.values() if parameter.grad is not None
     ]

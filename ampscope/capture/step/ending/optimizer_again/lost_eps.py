@@ -81,7 +81,7 @@ def lost(optimizer: Optimizer) -> dict[float, float]:
 
 
 def cure(optimizer: Optimizer, instead: Mapping[float, float], models: Models) -> SurvivingEps | str | None:
-    """What keeps the step finite that an optimizer is about to make; None where it is, else why nothing does.
+    """Finds the eps that keeps an optimizer's coming step finite; None where it is finite anyway, else why none does.
 
     Args:
         optimizer: Its gradients are finite.

@@ -24,7 +24,7 @@ _NO_OTHER = "its optimizer does not begin without this state"
 
 
 class Mended(NamedTuple):
-    """What was done to the state of a parameter."""
+    """Describes what was done to the state of a parameter."""
 
     parameter: str
     keys: Sequence[str]  #: of the state that was not finite
@@ -112,7 +112,7 @@ def _keeps_pace(after: Tensor, before: Tensor, parts: Sequence[Held]) -> bool:
 
 
 def told(done: Sequence[Mended]) -> str:
-    """What was done to the state, as a clause."""
+    """Says in a clause what was done to the state of parameters."""
     return "; ".join(_clauses(done))
 
 

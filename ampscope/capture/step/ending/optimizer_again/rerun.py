@@ -54,7 +54,7 @@ class OptimizersBefore(StepObserver):
         self._models = models
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
-        """Copies it."""
+        """Copies the optimizer, if its step is its own and it is small."""
         view = OptimizerView(attempt.optimizer)
         if attempt.bad or not view.has_own_step:
             return
@@ -92,7 +92,7 @@ class StepAgain:
 
     @staticmethod
     def of(attempt: StepAttempt, names: Sequence[str], models: Models) -> StepAgain | None:
-        """That of an attempt, on the copies from before it, or on what is there now; None where it cannot be made.
+        """Prepares an attempt's step to be made again, on the copies from before it, or on what is there now.
 
         On what is there now, what is not finite begins at zero: whatever the step itself makes of the gradients shows
         again, and what was bad before it does not. An optimizer of the user's is left alone if it holds more than
@@ -102,6 +102,9 @@ class StepAgain:
             attempt: Its optimizer has stepped; its gradients are still there.
             names: Qualified names of the parameters.
             models: The watched models.
+
+        Returns:
+            The step; None where it cannot be made.
         """
         if not is_optimizer(attempt.optimizer):
             return None  # the loop itself moves the weights

@@ -1,4 +1,4 @@
-"""Which of the tensors in plain attributes of the modules a step has written, or put there anew."""
+"""Finds the tensors in plain attributes of the modules that a step has written, or put there anew."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ampscope.capture.torch_support.torch_private import version_counter
 
 
 class AttributeLooks:
-    """What looks at them, one a step, have found there; keeps none of the tensors alive."""
+    """Looks at the tensors in plain attributes of the modules once a step; keeps none of them alive."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[weakref.ref[Tensor], int]] = {}  # and its change counter then
 
     def changed(self, held: list[AttributeTensor]) -> list[AttributeTensor]:
-        """Those of ``held`` that were not there at the look before, or were written since."""
+        """Returns those of ``held`` that were not there at the look before, or were written since."""
         before = self._seen
         self._seen = {each.name: (weakref.ref(each.tensor), version_counter(each.tensor)) for each in held}
         return [each for each in held if not _is_same(before.get(each.name), each.tensor)]

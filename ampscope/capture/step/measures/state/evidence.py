@@ -1,4 +1,4 @@
-"""What an incident's row says of tensors that outlive a step and are not finite."""
+"""Describes tensors that outlive a step and are not finite, for an incident's row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run holds from step to step, and how its values are looked at without waiting for the device."""
+"""Holds what a run keeps from step to step, and looks at its values without waiting for the device."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Held(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What it is known by."""
+        """The name by which the tensor is known, with that of its owner."""
         return f"{self.name} of {self.owner}" if self.owner else self.name
 
     @property
@@ -49,7 +49,7 @@ class Held(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What looks at a tensor have shown."""
+    """The outcome of looks at a tensor that was found not to be finite."""
 
     finite_at: int | None  #: the last step after which it was seen finite; None where it never was
     bad_at: int  #: the first step after which it was seen not to be
@@ -57,13 +57,13 @@ class Seen(NamedTuple):
 
 
 class StateHistory:
-    """Of every tensor that was found not to be finite, since when it is so."""
+    """Remembers, of every tensor that was found not to be finite, since when it is so."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[StateKind, str], Seen] = {}
 
     def of(self, held: Held) -> Seen | None:
-        """Since when a tensor is not finite; None for one that was never seen so."""
+        """Returns since when a tensor is not finite; None for one that was never seen so."""
         return self._seen.get((held.kind, held.key))
 
     def note_bad(self, held: Held, *, step: int, finite_at: int | None, when: Looked = Looked.AFTER) -> bool:
@@ -90,9 +90,9 @@ def weights(models: Models) -> Iterator[Held]:
 
 
 def optimizer_state(optimizer: Optimizer, models: Models) -> Iterator[Held]:
-    """What ``optimizer`` keeps of each watched parameter, as far as it has values that can be looked at.
+    """Yields the state that ``optimizer`` keeps of each watched parameter, as far as it can be looked at.
 
-    Not single numbers of larger parameters: best losses and distances begin at infinity.
+    Single numbers of larger parameters are left out: best losses and distances begin at infinity.
     """
     view = OptimizerView(optimizer)
     for parameter in view.parameters:
@@ -117,7 +117,7 @@ def largest(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def largest_within(tensors: Sequence[Tensor], most: int = MOST_LOOKED_AT) -> list[Tensor | None]:
-    """As `largest`, of tensors that may be anything; None for those that cannot be looked at.
+    """Measures tensors that may be anything by `largest`; None for those that cannot be looked at.
 
     Args:
         tensors: Of the loop's own; memory that was given back is not read.

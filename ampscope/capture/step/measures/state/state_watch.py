@@ -50,7 +50,7 @@ class KeptBeside(Protocol):
     """Knows tensors that a loop keeps of the watched models, and are none of theirs."""
 
     def held(self) -> Iterator[Held]:
-        """Those that are alive."""
+        """Yields the tensors that are alive."""
 
 
 class StateWatch(StepObserver):
@@ -131,7 +131,7 @@ class StateWatch(StepObserver):
             self._finite_at[attempt.index] = attempt.step
 
     def _bad(self, held: Iterable[Held], values: Iterable[float | None]) -> list[Held]:
-        """What is not finite, by its largest magnitude; a mask that is kept of the model's was never otherwise."""
+        """Returns what is not finite, by its largest magnitude; a carried tensor (a mask?) only if it once was."""
         bad = []
         for each, value in zip(held, values, strict=True):
             if math.isfinite(value or 0.0):
@@ -162,7 +162,7 @@ class StateWatch(StepObserver):
         self._tell(bad, attempt.index, attempt.step, None, Looked.BEFORE)
 
     def foreseen(self, attempt: StepAttempt, bad: Iterable[Held]) -> None:
-        """What a step of an optimizer on copies has left not finite, which it will not make."""
+        """Reports what an optimizer's step on copies has left not finite; the optimizer will not make that step."""
         self._tell(bad, attempt.index, attempt.step, attempt, Looked.FORESEEN)
 
     def run_ended(self, _: RunEnd) -> None:

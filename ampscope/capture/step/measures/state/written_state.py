@@ -56,22 +56,22 @@ class WrittenState(StepObserver):
         self._told: set[str] = set()
 
     def step_began(self, start: StepStart) -> None:
-        """Before the first step of all, takes down what is not finite from the start."""
+        """Takes down what is not finite from the start, before the first step of all."""
         if start.number == 0:
             self.start()
 
     def attempt_began(self, attempt: StepAttempt) -> None:
-        """Before each optimizer, measures what the step has written."""
+        """Measures what the step has written, before each optimizer."""
         self.send(attempt.step)
 
     def start(self) -> None:
-        """Before the first step: what is not finite now is so on purpose."""
+        """Measures all before the first step: what is not finite then is so on purpose."""
         self._from_start()
         self.send(-1)
         self._first, self._look.judged = self._look, True  # or will be, when it is asked for
 
     def _from_start(self) -> set[str]:
-        """What was not finite before the first step; that is known wherever something later is."""
+        """Returns the names of what was not finite before the first step; known wherever something later is."""
         first, self._first = self._first, None
         if first is not None:
             self._not_finite_then.update(self._bad(first))
@@ -132,7 +132,7 @@ class WrittenState(StepObserver):
         return self._look.step_before
 
     def turned_bad(self) -> list[Held]:
-        """What was finite until this step and is no more, if known by now; told once."""
+        """Returns the tensors that were finite until this step and are no more, if known by now; told once."""
         look = self._look
         return self._turned_bad(look) if look.names and (look.parcel.is_here or look.parcel.arrived) else []
 
@@ -153,13 +153,13 @@ class WrittenState(StepObserver):
         return self._held(new)
 
     def now_bad(self) -> list[Held]:
-        """What is not finite now, and was when the run began; waits for the device."""
+        """Returns the tensors that are not finite now, and were when the run began; waits for the device."""
         self._written.clear()
         self.send(self._look.step)
         return self._held([name for name in self._bad(self._look) if name not in self._from_start()])
 
     def _bad(self, look: _Look) -> list[str]:
-        """Names of what is not finite by a look."""
+        """Returns the names of the tensors that a look shows not to be finite."""
         look.judged = True
         values = look.parcel.values().items()
         return [name for name, value in values if value is not None and not math.isfinite(value)]
@@ -174,7 +174,7 @@ class WrittenState(StepObserver):
 
 @dataclass(slots=True)
 class _Look:
-    """What was measured, on its way to the host."""
+    """Holds the measures of one look, on their way to the host."""
 
     step: int  #: whose writes they are
     step_before: int  #: of the look before

@@ -1,1 +1,1 @@
-"""What an optimizer means to write into half precision, and whether it arrives there."""
+"""Compares what an optimizer means to write into half precision with what arrives there."""

@@ -39,7 +39,7 @@ class Decay:
         self._heading, self._follows, self._down = zeros, zeros.clone(), torch.ones_like(zeros, dtype=torch.bool)
 
     def read(self, step: int, value: Tensor, found: Movement) -> None:
-        """Its step in float32 moves it like this; in its own dtype it holds ``value`` before and after."""
+        """Takes down how a step in float32 moves the average, which in its own dtype stays at ``value``."""
         self._last, self._value = step, value
         self._looks += 1
         self._heading = self._heading + found.moved / found.follows
@@ -63,7 +63,7 @@ class Decay:
 
     @property
     def evidence(self) -> LostUpdates:
-        """The evidence of an incident, but for its names; means over what is far off."""
+        """Describes the running average for the evidence of an incident; means over the elements far off."""
         far = self._far_off
         value = self._value.float()[far]
         return LostUpdates(

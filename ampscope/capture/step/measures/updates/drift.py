@@ -71,7 +71,7 @@ class Drift:
 
     @property
     def evidence(self) -> LostUpdates:
-        """The evidence of an incident, but for its names."""
+        """Describes the weight for the evidence of an incident."""
         return LostUpdates(
             dtype=dtype_name(self._value.dtype),
             since=self.since,

@@ -1,4 +1,4 @@
-"""What an optimizer's step would write if nothing of it were rounded to half precision: its step on float32 copies."""
+"""Makes an optimizer's step on float32 copies: what it would write if nothing of it were rounded to half precision."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Float32Step:
         return suppressed.error is None
 
     def state(self, parameter: nn.Parameter, key: str) -> Tensor | None:
-        """What it leaves of its state of a parameter; None where it keeps that no more."""
+        """Returns the state that the step leaves of a parameter; None where the optimizer keeps it no more."""
         value = self._again.state[self._copies[id(parameter)]].get(key)
         return value if isinstance(value, Tensor) else None
 

@@ -1,4 +1,4 @@
-"""What an optimizer writes of its watched parameters in half precision: weights and state, a sample of each."""
+"""Finds the weights and the state that an optimizer writes in half precision, and takes a sample of each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KeptInHalf(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What it is known by."""
+        """The names of the parameter and of what is kept of it, by which the tensor is known."""
         return self.owner, self.name
 
 

@@ -177,7 +177,7 @@ def _first(step: int, kept: KeptInHalf, value: Tensor) -> _Watched:
 
 
 def _same_as_before(pairs: dict[tuple[str, str], tuple[Tensor, Tensor]]) -> frozenset[tuple[str, str]]:
-    """Those of which nearly all is as it was; waits for the device once."""
+    """Returns the keys of the pairs of which nearly all is as it was; waits for the device once."""
     if not pairs:
         return frozenset()
     shares = [(before == now).float().mean() for before, now in pairs.values()]
@@ -204,7 +204,7 @@ def _read_weight(seen: Drift | Decay, step: int, kept: KeptInHalf, update: Tenso
 
 
 def _read_state(seen: Drift | Decay, step: int, kept: KeptInHalf, wide: Float32Step, larger: Float32Step) -> None:
-    """As `_read_weight`, of state."""
+    """Takes down what a step in float32 writes into a running average, where there is a gradient."""
     before = sampled(kept.tensor).float()
     after, after_larger = wide.state(kept.parameter, kept.name), larger.state(kept.parameter, kept.name)
     if isinstance(seen, Decay) and after is not None and after_larger is not None:
@@ -214,7 +214,7 @@ def _read_state(seen: Drift | Decay, step: int, kept: KeptInHalf, wide: Float32S
 
 
 def _asked(kept: KeptInHalf) -> Tensor:
-    """Where there is a gradient."""
+    """Marks the sampled elements that have a gradient other than zero."""
     assert kept.parameter.grad is not None
     return sampled(kept.parameter.grad) != 0
 

@@ -1,4 +1,4 @@
-"""What is left of rows without a key, of targets without an alignment, of means over nothing."""
+"""Forms for what is empty: rows without a key, targets without an alignment, means over nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class KeptRows(CallForm):
 
 
 def _softmax(call: Call) -> Any:
-    """Rows of nothing but -inf without it, then zero."""
+    """Makes rows of nothing but -inf zero: before the softmax, and after it."""
     given, dim = call.operands[0], call.kwargs.get("dim", next(iter(call.args[1:]), None))
     if not isinstance(given, Tensor) or not isinstance(dim, int):
         return NotImplemented
@@ -59,7 +59,7 @@ def _softmax(call: Call) -> Any:
 
 
 def _attention(call: Call) -> Any:
-    """The same for the mask of ``scaled_dot_product_attention``, in which False or -inf leave a key out."""
+    """Makes rows zero that the mask leaves without a key (False or -inf), in ``scaled_dot_product_attention``."""
     mask = call.kwargs.get("attn_mask", next(iter(call.args[3:]), None))
     if not isinstance(mask, Tensor):
         return NotImplemented
@@ -71,7 +71,7 @@ def _attention(call: Call) -> Any:
 
 
 def _heads(call: Call) -> Any:
-    """The same for batches of ``nn.MultiheadAttention`` all of whose keys are padding."""
+    """Makes batches zero all of whose keys are padding, in ``nn.MultiheadAttention``."""
     padding = call.kwargs.get("key_padding_mask")
     if not isinstance(padding, Tensor) or padding.dim() != 2:
         return NotImplemented
@@ -118,7 +118,7 @@ def _mean(call: Call) -> Any:
 
 
 def _loss(call: Call) -> Any:
-    """Of a loss that is a mean over all elements, the sum where there are none."""
+    """Takes the sum over no elements in the place of their mean, for a loss that is a mean over all of them."""
     given = call.operands[0]
     if call.kwargs.get("reduction", "mean") != "mean" or not isinstance(given, Tensor) or given.numel():
         return NotImplemented
@@ -126,7 +126,7 @@ def _loss(call: Call) -> Any:
 
 
 def _loss_by_target(call: Call) -> Any:
-    """Of a mean over the targets that are not to be ignored, the sum divided by their weight, or by one."""
+    """Divides the sum over the targets that are not ignored by their weight, or by one where that is zero."""
     bound = inspect.signature(getattr(functional, call.name)).bind(*call.args, **call.kwargs)
     bound.apply_defaults()
     given = bound.arguments

@@ -20,7 +20,7 @@ _FAILS = frozenset({"exp", "exp2", "sum", "div"})
 
 
 class _AsWritten(NamedTuple):
-    """What a tensor would be without the change."""
+    """The values that a tensor would have without the change."""
 
     before: Tensor
     exact: Tensor  #: in float64

@@ -13,7 +13,7 @@ _Known = TypeVar("_Known")
 
 
 class Followed(Generic[_Known]):
-    """What is known of tensors, as long as nothing writes into them; keeps them."""
+    """Remembers what is known of tensors, as long as nothing writes into them; keeps them."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Tensor, int, _Known]] = {}
@@ -24,7 +24,7 @@ class Followed(Generic[_Known]):
             self._known[id(tensor)] = tensor, torch_private.version_counter(tensor), known
 
     def of(self, value: Any) -> _Known | None:
-        """What is known of a tensor; None of any other, and of one that was written into since."""
+        """Returns what is known of a tensor; None of any other, and of one that was written into since."""
         tensor, version, known = self._known.get(id(value), (None, 0, None))
         return known if tensor is not None and torch_private.version_counter(tensor) == version else None
 
@@ -33,7 +33,7 @@ class Followed(Generic[_Known]):
         return any(self.of(value) is not None for value in (*call.args, *call.kwargs.values()))
 
     def items(self, call: Call) -> list[_Known | None]:
-        """What is known of each positional argument."""
+        """Returns what is known of each positional argument."""
         return [self.of(value) for value in call.args]
 
     def clear(self) -> None:

@@ -44,12 +44,12 @@ class Later:
         return self._value
 
     def then(self, change: Change) -> Later:
-        """What a function makes of it."""
+        """Returns what a function makes of the tensor; it is computed when it is first asked for, too."""
         return Later(lambda: change(self()))
 
 
 class LogVersion(NamedTuple):
-    """What is known of a tensor besides its values."""
+    """Holds what is known of a tensor besides its values."""
 
     log: Later  #: its logarithm
     exact: Later  #: the tensor as the code means it, computed in float64
@@ -58,14 +58,14 @@ class LogVersion(NamedTuple):
     scores: Later | None = None  #: of what it is the softmax over the second dimension
 
     def mapped(self, change: Change) -> LogVersion:
-        """The same of chosen elements."""
+        """Returns what is known of chosen, or rearranged, elements; ``change`` chooses them."""
         rest = self.rest.then(change) if self.rest is not None else None
         logits = self.logits.then(change) if self.logits is not None else None
         return LogVersion(self.log.then(change), self.exact.then(change), rest, logits)
 
 
 def begun(call: Call) -> LogVersion | None:
-    """What is known of what a softmax, a sigmoid or an exponential returns; None of another call."""
+    """Returns what is known of the result of a softmax, a sigmoid or an exponential; None of another call."""
     given = call.operands[0] if call.operands else None
     if not isinstance(given, Tensor):
         return None
@@ -91,7 +91,7 @@ def begun(call: Call) -> LogVersion | None:
 
 
 def after(call: Call, known: list[LogVersion | None]) -> LogVersion | None:
-    """What is known of what a call returns; None where it follows from nothing.
+    """Derives what is known of a call's result; None where it follows from nothing.
 
     Args:
         call: The call.
@@ -126,7 +126,7 @@ def _of_one(call: Call, name: str, known: LogVersion) -> LogVersion | None:
 
 
 def _shifted(call: Call, name: str, known: LogVersion, number: float) -> LogVersion | None:
-    """With a small number added, which its logarithm does not need; or a number minus it."""
+    """Adds a small number, which the logarithm does not need; or takes the tensor from a number."""
     if name == "rsub" or (name == "sub" and call.operands[0] is not call.args[0]):
         return _one_minus(known, number)
     return _shift(known, -number if name == "sub" else number) if name in ("add", "sub") else None
@@ -139,7 +139,7 @@ def _shift(known: LogVersion, number: float) -> LogVersion | None:
 
 
 def _one_minus(known: LogVersion, number: float) -> LogVersion | None:
-    """One minus a probability; a number just above one keeps that from zero."""
+    """Takes a probability from one; a number just above one keeps the result from zero."""
     if known.rest is None or not 1 <= number <= 1 + _SMALL:
         return None
     logits = known.logits.then(torch.neg) if known.logits is not None else None
@@ -171,7 +171,7 @@ def _chosen(condition: Any, one: LogVersion, other: LogVersion) -> LogVersion:
 
 
 def _of_two(name: str, one: LogVersion, other: LogVersion) -> LogVersion | None:
-    """Of a product the sum of the logarithms, of a quotient the difference."""
+    """Combines two tensors: by the sum of the logarithms for a product, by the difference for a quotient."""
     if name == "mul":
         return LogVersion(Later(lambda: one.log() + other.log()), Later(lambda: one.exact() * other.exact()))
     if name == "div":

@@ -1,4 +1,4 @@
-"""What the failed op was given, as its faithful replay measured it: dtypes and ends, before autocast's casts."""
+"""Finds what the failed op was given, as its faithful replay measured it: dtypes and ends, before autocast's casts."""
 
 from __future__ import annotations
 

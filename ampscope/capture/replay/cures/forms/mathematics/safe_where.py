@@ -36,7 +36,7 @@ class SafeWhere(CallForm):
 
     @property
     def unsafe(self) -> str:
-        """Where the operand is 1, in words."""
+        """The operands for which 1 is put in, in words."""
         return "zero" if self.calls == DIVISIONS else "not above zero"
 
     def instead(self, call: Call) -> Any:

@@ -22,7 +22,7 @@ _PASSES = frozenset({"_to_copy", "clone", "add", "mul", "clamp", "clamp_min", "s
 
 
 class _Is(Enum):
-    """What a tensor is of another one."""
+    """The relations of a tensor to the one that it was computed from."""
 
     SQUARE = auto()
     MEAN = auto()
@@ -102,7 +102,7 @@ class Centred(CallForm):
         return (Compared(call(), result, exact, condition=larger.nan_to_num(nan=1.0, posinf=1.0).clamp_min(1.0)),)
 
     def _variance(self, call: Call) -> _Part | None:
-        """Of what a difference is the variance, and along what; None where it is not known to be one."""
+        """Returns the tensor of which a difference is the variance, and along what; None where none is known."""
         if len(call.operands) != 2 or call.kwargs:
             return None
         squares, mean = map(self._known.of, call.operands)

@@ -80,7 +80,7 @@ class Audit(StepObserver):
             self._audit(attempt, due)
 
     def step_ended(self, ended: EndedStep) -> None:
-        """Likewise, where no optimizer but the loop itself is about to move the weights."""
+        """Audits the step, if one is due, where no optimizer but the loop itself is about to move the weights."""
         attempt = ended.attempt
         due = self._due(attempt)
         if due and attempt.by_hand:
@@ -182,7 +182,7 @@ class Audit(StepObserver):
         )
 
     def _tell(self, row: AuditRow) -> None:
-        """One line: the first audit, and each reason why one cannot be made, once."""
+        """Prints one line for the first audit, and one for each reason why one cannot be made."""
         text = f"step {row.step} was audited. Look: ampscope audit {self._terminal.shown}"
         key = "audit"
         if row.status == AuditStatus.UNAVAILABLE:

@@ -21,7 +21,7 @@ OTHER_DRAWS = (
 
 
 class Errors(NamedTuple):
-    """What was measured of a step, on the host."""
+    """The errors that were measured of an audited step, on the host."""
 
     rows: list[AuditOpRow]
     explained: float | None  #: sum of all contributions to the loss's error

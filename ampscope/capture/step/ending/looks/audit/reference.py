@@ -1,4 +1,4 @@
-"""The step in the reference dtype: a sample of what each of its ops gave, to be found again by where it ran."""
+"""Keeps a sample of what each op of the step gave in the reference dtype, to be found again by where it ran."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Positions:
         return len(self._tracer.outputs.micro_batches) - 1
 
     def of(self, executed: Executed, results: Sequence[Tensor]) -> Key | None:
-        """Where an op ran, and how many of its kind ran there before; None of a cast."""
+        """Returns where an op ran, and the how-many-th of its kind it was there; None for a cast."""
         if is_cast(executed, results):
             return None
         point = self._tracer.points.sites.point(executed.site)
@@ -77,7 +77,7 @@ class ReferenceSamples:
             into[key] = [sampled(each) for each in results]
 
     def of(self, key: Key | None) -> list[Tensor | None]:
-        """The samples of an op's outputs; nothing where no such op ran. They are let go of."""
+        """Returns the samples of an op's outputs, and lets go of them; nothing where no such op ran."""
         return self._samples.pop(key, []) if key is not None else []
 
     def ran_as_often(self, key: Key | None, there: Positions) -> bool:
@@ -85,7 +85,7 @@ class ReferenceSamples:
         return key is None or self._positions.seen[key[:-1]] == there.seen[key[:-1]]
 
     def drawn(self, key: Key | None) -> list[Tensor | None]:
-        """Likewise, of an op that draws random numbers."""
+        """Returns the samples of the outputs of an op that draws random numbers, and lets go of them."""
         return self._random.pop(key, []) if key is not None else []
 
 

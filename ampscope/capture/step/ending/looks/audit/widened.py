@@ -91,7 +91,7 @@ def run(executed: Executed, before: Mapping[int, Tensor], reference: torch.dtype
 
 
 def _attention(given: Mapping[str, Any]) -> Tensor:
-    """What an attention kernel gives that drops nothing, by its arguments."""
+    """Computes what an attention kernel that drops nothing gives, from its arguments by name."""
     query, key = given["query"], given["key"]
     mixed, _ = torch.ops.aten._scaled_dot_product_attention_math.default(
         query,
@@ -116,7 +116,7 @@ class _Widening:
         self._made: dict[int, Tensor] = {}  # the same tensor twice is the same twice
 
     def of(self, value: Any, name: str = "") -> Any:
-        """One argument."""
+        """Widens one argument."""
         if isinstance(value, Tensor):
             return self._tensor(value)
         if isinstance(value, (list, tuple)) and _has_tensors(value):
