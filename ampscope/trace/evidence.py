@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 from ampscope.trace.json_columns import details
 from ampscope.trace.schema import IncidentRow, Phase
 
-_NOTHING: Any = object()
+_NOTHING = object()
 _COLUMN: Mapping[str, bool] = {"column": True}  # marks a field that is a column of its own, not part of the JSON
 
 
@@ -115,7 +115,7 @@ class EarlierCast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What was seen at a step that went wrong. Ops are numbered as in the trace of the step that the incident names."""
+    """Holds what was seen at a step that went wrong; ops are numbered as in the trace of that step."""
 
     bad_params: tuple[str, ...] = field(default=(), metadata=_COLUMN)  #: whose gradient, or new value, was not finite
     over_budget: bool = field(default=False, metadata=_COLUMN)  #: not replayed: replays had used up their time
@@ -157,6 +157,7 @@ class Evidence:
 
 
 T = TypeVar("T")
+_Reader = Callable[[object], object]
 
 
 @lru_cache(maxsize=256)
@@ -167,22 +168,21 @@ def _of_text(text: str) -> Evidence:
 def read(form: type[T], found: object) -> T:
     """Makes a dataclass of a mapping; a field of which it says nothing, or nothing that fits, keeps its default."""
     known = found if isinstance(found, dict) else {}
-    readers: dict[str, Callable[[Any], Any]] = _readers(form)
-    values = {name: reader(known[name]) for name, reader in readers.items() if name in known}
+    values = {name: reader(known[name]) for name, reader in _readers(form).items() if name in known}
     return form(**{name: value for name, value in values.items() if value is not _NOTHING})
 
 
 @cache
-def _readers(form: Hashable) -> dict[str, Callable[[Any], Any]]:
+def _readers(form: Hashable) -> dict[str, _Reader]:
     made = typing.cast("type[Any]", form)
     kinds = typing.get_type_hints(made)
     return {each.name: _reader(kinds[each.name]) for each in fields(made) if not each.metadata.get("column")}
 
 
-def _reader(kind: Any) -> Callable[[Any], Any]:
-    """What makes a value of a type of one that was read from JSON, or `_NOTHING`."""
+def _reader(kind: type[T]) -> _Reader:
+    """Returns what makes a value of a type of one that was read from JSON, or `_NOTHING`."""
     if is_dataclass(kind):
-        return lambda value: read(typing.cast("type[Any]", kind), value) if isinstance(value, dict) else _NOTHING
+        return lambda value: read(kind, value) if isinstance(value, dict) else _NOTHING
     base, inner = typing.get_origin(kind), [_reader(each) for each in typing.get_args(kind) if each is not Ellipsis]
     if base is tuple and len(inner) > 1:
         return lambda value: _each(inner, value) if isinstance(value, list) else _NOTHING
@@ -195,48 +195,48 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     return _PLAIN[kind]
 
 
-def _each(readers: list[Callable[[Any], Any]], values: list[Any]) -> Any:
-    made = tuple(reader(value) for reader, value in zip(readers, values, strict=False))
-    return made if len(made) == len(readers) and _NOTHING not in made else _NOTHING
+def _each(readers: Sequence[_Reader], values: Sequence[object]) -> object:
+    made = [reader(value) for reader, value in zip(readers, values, strict=False)]
+    return tuple(made) if len(made) == len(readers) and _NOTHING not in made else _NOTHING
 
 
-def _fitting(values: typing.Iterable[Any]) -> tuple[Any, ...]:
+def _fitting(values: Iterable[object]) -> tuple[object, ...]:
     return tuple(value for value in values if value is not _NOTHING)
 
 
-def _pairs(key: Callable[[Any], Any], value: Callable[[Any], Any], found: dict[str, Any]) -> dict[Any, Any]:
+def _pairs(key: _Reader, value: _Reader, found: Mapping[str, object]) -> dict[object, object]:
     pairs = [(key(name), value(each)) for name, each in found.items()]
     return {name: each for name, each in pairs if name is not _NOTHING and each is not _NOTHING}
 
 
-def _whole(value: Any) -> Any:
-    """A whole number, also where it is the key of an object and thus a text."""
+def _whole(value: object) -> object:
+    """Returns a whole number, also where it is the key of an object and thus a text."""
     if isinstance(value, str) and value.isdecimal():
         return int(value)
     return value if type(value) is int else _NOTHING
 
 
-_PLAIN: dict[Any, Callable[[Any], Any]] = {
+_PLAIN: dict[type, _Reader] = {
     str: lambda value: value if isinstance(value, str) else _NOTHING,
     bool: lambda value: value if isinstance(value, bool) else _NOTHING,
     int: _whole,
-    float: lambda value: float(value) if type(value) in (int, float) else _NOTHING,
+    float: lambda value: float(value) if isinstance(value, (int, float)) else _NOTHING,
     type(None): lambda value: None if value is None else _NOTHING,
 }
 
 
-def _written(made: Any) -> dict[str, Any]:
+def _written(made: Any) -> dict[str, object]:
     found = {each.name: (each, getattr(made, each.name)) for each in fields(made) if not each.metadata.get("column")}
     return {name: _plain(value) for name, (each, value) in found.items() if value != _default(each)}
 
 
-def _default(of: Any) -> Any:
-    return of.default_factory() if of.default is MISSING else of.default
+def _default(of: Field[T]) -> object:
+    return of.default if of.default_factory is MISSING else of.default_factory()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if is_dataclass(value):
         return _written(value)
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+    return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
