@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from ampscope.trace.json_columns import details
@@ -172,11 +172,16 @@ def read(form: type[T], found: object) -> T:
     return form(**{name: value for name, value in values.items() if value is not _NOTHING})
 
 
-@cache
-def _readers(form: Hashable) -> dict[str, _Reader]:
-    made = typing.cast("type[Any]", form)
-    kinds = typing.get_type_hints(made)
-    return {each.name: _reader(kinds[each.name]) for each in fields(made) if not each.metadata.get("column")}
+_known: dict[type, dict[str, _Reader]] = {}
+
+
+def _readers(form: Any) -> dict[str, _Reader]:
+    """Returns what reads each field of a dataclass, worked out once."""
+    if form not in _known:
+        kinds = typing.get_type_hints(form)
+        written = [each.name for each in fields(form) if not each.metadata.get("column")]
+        _known[form] = {name: _reader(kinds[name]) for name in written}
+    return _known[form]
 
 
 def _reader(kind: type[T]) -> _Reader:

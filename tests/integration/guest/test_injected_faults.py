@@ -21,7 +21,7 @@ from tests.support.training.guarded_training import leave_nothing
 from tests.support.training.injuries.injected_faults import Fault, Function, counted, functions
 from tests.support.training.injuries.loops import LOOPS
 from tests.support.training.injuries.soak import Record, soaked
-from tests.support.training.torch_state import installed, settings
+from tests.support.training.torch_state import AT_REST, installed, settings
 from tests.support.training.twin_runs import differences, exact_state, seed_everything, train_unwatched
 
 #: Of all injections, one in so many is tried each time; all of them in so many tests.
@@ -126,7 +126,7 @@ def unwatched() -> dict[str, dict[str, bytes]]:
 
 def suffered(injection: Injection, unwatched: dict[str, dict[str, bytes]], folder: Path) -> str:
     """What the loop has suffered by a fault; nothing, if all is well."""
-    fault, before = Fault(injection.function, injection.at, injection.error), (installed(), settings())
+    fault, before = Fault(injection.function, injection.at, injection.error), (AT_REST, settings())
 
     def arm() -> None:
         fault.armed = True

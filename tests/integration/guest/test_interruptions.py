@@ -31,7 +31,7 @@ from tests.support.training.guarded_training import leave_nothing
 from tests.support.training.injuries.interrupting import Interrupting
 from tests.support.training.injuries.soak import Record, soaked
 from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mse, poison
-from tests.support.training.torch_state import installed, settings
+from tests.support.training.torch_state import AT_REST, installed, settings
 from tests.support.training.twin_runs import seed_everything
 
 STEPS = 5
@@ -153,7 +153,7 @@ def interrupted_at(
     line: int, folder: Path, interrupt: Callable[[], object], noted: Streams, within: str = ""
 ) -> Interrupting:
     """A run that is interrupted there; asserts that nothing but the step is lost by it."""
-    interrupting, before = Interrupting(line, interrupt, within), (installed(), settings())
+    interrupting, before = Interrupting(line, interrupt, within), (AT_REST, settings())
     scopes: list[ampscope.Scope] = []
 
     def watch(model: nn.Module, scaler: Any) -> None:

@@ -21,7 +21,7 @@ import ampscope
 import ampscope.capture
 from ampscope.trace.schema import EventKind, Table
 from tests.support.training.guarded_training import STEPS, training
-from tests.support.training.torch_state import installed
+from tests.support.training.torch_state import AT_REST, installed
 from tests.support.training.twin_runs import differences, exact_state, seed_everything
 
 #: What fails, and the part that must name itself; empty where any part may, as several call it.
@@ -128,7 +128,7 @@ class Fault:
 def test_training_goes_on_unchanged(
     part: str, at: int | None, unwatched_state: dict[str, bytes], run_folder: Path
 ) -> None:
-    fault, before, scopes = Fault(part, at), installed(), []
+    fault, scopes = Fault(part, at), []
 
     def watch(model: nn.Module, scaler: Any) -> None:
         scopes.append(ampscope.watch(model, scaler, dir=run_folder, quiet=True))
@@ -144,7 +144,7 @@ def test_training_goes_on_unchanged(
             fault.undo()
             scopes[0].close()
     assert differences(state, unwatched_state) == []
-    assert installed() == before
+    assert installed() == AT_REST
     if at is not None and fault.calls < at:
         pytest.skip("called once only")
     assert fault.calls
@@ -166,7 +166,7 @@ def test_a_dead_writer_does_not_stop_training(unwatched_state: dict[str, bytes],
     """The disk is full, the writer's thread is gone: every row raises from now on, the last one in close()."""
     from ampscope.trace.write.writer import TraceWriter
 
-    patch, before, scopes = pytest.MonkeyPatch(), installed(), []
+    patch, scopes = pytest.MonkeyPatch(), []
 
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -185,7 +185,7 @@ def test_a_dead_writer_does_not_stop_training(unwatched_state: dict[str, bytes],
             patch.undo()
             scopes[0].close()
     assert differences(state, unwatched_state) == []
-    assert installed() == before
+    assert installed() == AT_REST
     told = [str(one.message) for one in caught if "ampscope" in str(one.message)]
     assert told
     assert all("No space left" in text for text in told)

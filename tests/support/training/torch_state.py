@@ -30,6 +30,11 @@ def installed() -> dict[str, Any]:
     }
 
 
+#: The process-wide places of a process that has watched nothing. A test before may have left a scope open, which the
+#: next ``watch`` closes: where a watch ends that began so, they are like this again, not as they were before it.
+AT_REST = installed()
+
+
 def settings() -> list[Any]:
     """What a thread computes under."""
     return [
