@@ -1,6 +1,6 @@
 # make demo             train a small GPT until fp16 breaks it, read the diagnosis, open the app on it
-# make test             everything a change has to pass: lint, types, pytest on all cores
-# make slow             the tests that start several processes, compile or train with frameworks; CI runs them too
+# make test             while you work: lint, types, the tests of each room
+# make check            everything a change has to pass, as CI runs it: suites that train, drive a browser, start processes
 # make lint             ruff: rules and format
 # make types            mypy, strict, over the package, the tests and the scripts
 # make coverage         branch coverage of package and app over the default tests, the least covered files last
@@ -32,7 +32,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow axe lint types coverage healthy healthy-long plants soak docs docs-samples site torch-versions bench bench-app gpu-check samples screenshots dist clean
+.PHONY: help demo test rooms check axe lint types coverage healthy healthy-long plants soak docs docs-samples site torch-versions bench bench-app gpu-check samples screenshots dist clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -40,11 +40,16 @@ help:
 demo: $(VENV)/.all
 	@$(BIN)/ampscope demo
 
-test: lint types
+# Types, which take one core, beside the tests.
+test: $(VENV)/.dev
+	@$(MAKE) --no-print-directory --jobs 2 lint types rooms
+
+rooms: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/unit tests/docs $(wildcard tests/test_*.py)
+
+check: lint types axe
 	$(BIN)/python -m pytest
 	$(BIN)/python -m pytest -m accelerator
-
-slow: $(VENV)/.dev axe
 	$(BIN)/python -m pytest -m slow
 
 # What the pages' accessibility is checked with; without npm that one check is skipped.
