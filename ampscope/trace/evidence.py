@@ -22,7 +22,7 @@ _COLUMN: Mapping[str, bool] = {"column": True}  # marks a field that is a column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodeLine:
+class ProgramLine:
     """A line of the user's program."""
 
     file: str = ""
@@ -32,7 +32,7 @@ class CodeLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallLine(CodeLine):
+class CallLine(ProgramLine):
     """A line that calls a watched model."""
 
     autocast: str = ""  #: dtype of the autocast region around it; empty outside of one
@@ -40,7 +40,7 @@ class CallLine(CodeLine):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RaisedError(CodeLine):
+class RaisedError(ProgramLine):
     """A call that raised, with the user's line that made it."""
 
     error: str = "an error"  #: name of the exception's class
@@ -110,7 +110,7 @@ class EarlierCast:
     since: int = 0  #: the first step that read such values
     read: str = ""  #: the dtype that was cast; empty for a grid that was made in half precision
     dtype: str = ""
-    source: CodeLine = CodeLine()
+    source: ProgramLine = ProgramLine()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Evidence:
     held: tuple[LostUpdates, ...] = ()  #: weights and optimizer state
     count: int = 0  #: how many are held; ``held`` has the first of them
     # of what the loop writes between two steps
-    source: CodeLine | None = None  #: the line that writes it
+    source: ProgramLine | None = None  #: the line that writes it
     carried: tuple[str, ...] = ()  #: what it is called
     in_float32: str = ""  #: what the same calls came to in float32, a `Trial`
     read: bool = False  #: a step has read it

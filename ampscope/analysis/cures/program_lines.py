@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ampscope.analysis.cures.rewriting.source_file import path_below, source_file
 from ampscope.analysis.origin.step_graph import source_of_line
 from ampscope.analysis.results import SourceLine
-from ampscope.trace.evidence import CodeLine, Evidence, read
+from ampscope.trace.evidence import Evidence, ProgramLine, read
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Table
 
@@ -45,4 +45,4 @@ def changed_since(run: Run, file: str) -> SourceLine | None:
 
 
 def _line(told: Any) -> SourceLine | None:
-    return source_of_line(read(CodeLine, told))
+    return source_of_line(read(ProgramLine, told))

@@ -11,7 +11,7 @@ from ampscope.analysis.results import Finding, Incident, Operand, PathNode, Sour
 from ampscope.analysis.words import op_in_words
 from ampscope.provenance import Graph, How, parting
 from ampscope.trace.dtypes import HALF_DTYPES
-from ampscope.trace.evidence import CodeLine
+from ampscope.trace.evidence import ProgramLine
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import (
     ENTRY_NODES,
@@ -151,7 +151,7 @@ def public_phase(phase: str) -> str:
     return Phase.FORWARD if phase in (Phase.LOSS, Phase.RECOMPUTE) else phase
 
 
-def source_of_line(line: CodeLine | None) -> SourceLine | None:
+def source_of_line(line: ProgramLine | None) -> SourceLine | None:
     """The line that an incident's evidence names; None where it names none."""
     if line is None or not line.file:
         return None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 import ampscope.capture
-from ampscope.trace.evidence import CodeLine
+from ampscope.trace.evidence import ProgramLine
 from ampscope.trace.redaction import redacted
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -65,9 +65,9 @@ class Place(NamedTuple):
         return redacted("".join(lines[-_LINES_ABOVE:])).rstrip().rpartition("\n")[2].strip()
 
 
-def code_line(place: Place) -> CodeLine:
+def program_line(place: Place) -> ProgramLine:
     """A place for the evidence of an incident."""
-    return CodeLine(file=place.file, line=place.line, function=place.function, code=place.text)
+    return ProgramLine(file=place.file, line=place.line, function=place.function, code=place.text)
 
 
 NOWHERE = Place(None, 0)

@@ -22,7 +22,7 @@ from ampscope.capture.step.measures.stillness import LARGER, MOST, Stillness, mo
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Suppressed
-from ampscope.capture.torch_support.user_line import NOWHERE, Place, code_line
+from ampscope.capture.torch_support.user_line import NOWHERE, Place, program_line
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import Node, ReplayStatus, Trigger
@@ -105,7 +105,7 @@ class StillCarried:
         found = tuple(self._readings[key].described(called[key][1]) for key in lost)
         counted = min(each.since for each in found), after[1]
         sinks = [(called[key][1], chain.last) for key, chain in lost.items()]
-        evidence = Evidence(still=found, source=code_line(gap.tape[sinks[0][1].entry].place))
+        evidence = Evidence(still=found, source=program_line(gap.tape[sinks[0][1].entry].place))
         rows = self._closeups.traced(gap, named, sinks).counted_for(counted)
         self._closeups.record(Trigger.BUFFER_STANDS_STILL, counted, rows, ReplayResult(ReplayStatus.EXACT), evidence)
 

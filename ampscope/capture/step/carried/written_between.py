@@ -26,7 +26,7 @@ from ampscope.capture.step.measures.state.held import largest_within
 from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel
-from ampscope.capture.torch_support.user_line import code_line
+from ampscope.capture.torch_support.user_line import program_line
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import ReplayStatus, Trigger
@@ -155,7 +155,7 @@ class WrittenBetween:
         after = look.before[0] + above, look.before[1]
         label = self.label(bad[0].name, after[0])
         rows = born.traced.counted_for(after) if born.traced is not None else None
-        evidence = Evidence(carried=(label,), source=code_line(look.gap.tape[born.entry].place))
+        evidence = Evidence(carried=(label,), source=program_line(look.gap.tape[born.entry].place))
         if born.traced is not None:
             wide = self._closeups.in_float32(look.gap, [each.source for each in bad])
             evidence = replace(evidence, in_float32=wide)

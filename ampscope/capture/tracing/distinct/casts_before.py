@@ -11,7 +11,7 @@ from torch import Tensor
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.torch_private import storage_key, storage_ref
-from ampscope.capture.torch_support.user_line import NOWHERE, Place, code_line, user_place
+from ampscope.capture.torch_support.user_line import NOWHERE, Place, program_line, user_place
 from ampscope.capture.tracing.distinct.distinct_values import counted, counted_grid
 from ampscope.capture.tracing.sites import dtype_name
 from ampscope.capture.tracing.statistics import stats
@@ -37,7 +37,7 @@ class CastBefore(NamedTuple):
 
     def told(self, since: int) -> EarlierCast:
         """The same for the evidence of an incident, with the first step that read what it gave."""
-        return EarlierCast(since=since, read=self.read, dtype=self.dtype, source=code_line(self.place))
+        return EarlierCast(since=since, read=self.read, dtype=self.dtype, source=program_line(self.place))
 
 
 class CastsBefore:
