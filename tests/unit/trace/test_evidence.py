@@ -10,10 +10,10 @@ import pytest
 from ampscope.trace.evidence import (
     BadTensor,
     CallLine,
-    CodeLine,
     EarlierCast,
     Evidence,
     LostUpdates,
+    ProgramLine,
     RaisedError,
     Reduction,
 )
@@ -33,7 +33,7 @@ WHOLE = Evidence(
     still=(LostUpdates(name="mean", share=0.5),),
     held=(LostUpdates(kind="optimizer", off_by=float("inf")),),
     count=3,
-    source=CodeLine(),
+    source=ProgramLine(),
     carried=("bank, written at step 3",),
     in_float32="finite",
     read=True,
@@ -43,7 +43,7 @@ WHOLE = Evidence(
     gradients_apart=0.5,
     lost={"fc.weight": 0.25},
     distinct={12: (30, 2)},
-    cast_before={12: EarlierCast(since=2, source=CodeLine(file="train.py", line=1))},
+    cast_before={12: EarlierCast(since=2, source=ProgramLine(file="train.py", line=1))},
 )
 
 
@@ -61,7 +61,7 @@ def test_all_of_it_comes_back(tmp_path: Path) -> None:
 
 def test_what_is_as_by_default_is_not_written() -> None:
     assert Evidence(over_budget=True, bad_params=("fc.weight",)).as_json() == "{}"  # both are columns
-    assert json.loads(Evidence(source=CodeLine(line=3)).as_json()) == {"source": {"line": 3}}
+    assert json.loads(Evidence(source=ProgramLine(line=3)).as_json()) == {"source": {"line": 3}}
 
 
 @pytest.mark.parametrize(
