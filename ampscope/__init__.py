@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ampscope.analysis.diagnosis.diagnosis import diagnose
     from ampscope.capture.heal.healing import Healing
     from ampscope.capture.hooks.autocast import GradScaler, autocast
-    from ampscope.capture.keep_fp32.keeping import keep_fp32
+    from ampscope.capture.keep_fp32 import keep_fp32
     from ampscope.capture.record.signals.alert import Alert
     from ampscope.capture.scope import Scope
     from ampscope.capture.watch import watch
@@ -45,7 +45,7 @@ _HOMES = {
     "Scope": "ampscope.capture.scope",
     "autocast": "ampscope.capture.hooks.autocast",
     "diagnose": "ampscope.analysis.diagnosis.diagnosis",
-    "keep_fp32": "ampscope.capture.keep_fp32.keeping",
+    "keep_fp32": "ampscope.capture.keep_fp32",
     "open_run": "ampscope.trace.read.run",
     "watch": "ampscope.capture.watch",
 }

@@ -65,16 +65,13 @@ FLOORS = {
         "dtypes schema vocabulary redaction json_columns evidence remote files manifest write upload read compact fleet"
     ),
     "ampscope.capture": (
-        "torch_support budgets keep_fp32 events hooks tracing replay usage record heal step scope watch"
+        "torch_support budgets keep_fp32 events hooks tracing changes isolation tape usage record rerun cures "
+        "loop_state heal step checks assembly scope watch"
     ),
     "ampscope.capture.events": "open_step calls run_end functions observer",
     "ampscope.capture.step": (
-        "optimizer_numbers measures carried cycle own_work observers live_trace step_rows scaler_history ending "
-        "step_watch assembly scaler_watch"
-    ),
-    "ampscope.capture.step.ending": (
-        "optimizer_again verdict incidents looks second_look spikes trace_ending "
-        "device_decisions attempts endings loop_endings breaking_off failed_calls"
+        "cycle own_work observers gradients sampled_step live_trace scaler_history verdict incidents attempts "
+        "endings loop_endings failed_calls step_rows step_watch"
     ),
     "ampscope.capture.tracing": (
         "statistics operators operand_keeper executions sites sampling distinct flow traced_rows "

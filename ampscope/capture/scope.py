@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ampscope.capture.assembly import step_watch
 from ampscope.capture.budgets import TraceBudget, replays
 from ampscope.capture.events import run_end
 from ampscope.capture.heal.healing import Healing
@@ -25,8 +26,7 @@ from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.signals.signals import Receivers, Signals
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.record.unseen_calls import UnseenCalls
-from ampscope.capture.step.assembly import step_watch
-from ampscope.capture.step.scaler_watch import ScalerWatch
+from ampscope.capture.step.step_watch import ScalerWatch
 from ampscope.capture.torch_support import guard, torch_private
 from ampscope.capture.torch_support.calls.threads import changing
 from ampscope.capture.torch_support.communication import process_group

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.changes.replay_change import ReplayChange
 from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.heal.cures import poisoned
-from ampscope.capture.heal.cures.lasting_cure import LastingCure
-from ampscope.capture.heal.cures.poisoned import Poisoned
-from ampscope.capture.replay import memory, player, step_replay
-from ampscope.capture.replay.changes import ReplayChange
-from ampscope.capture.replay.player import Player
-from ampscope.capture.replay.state.state_snapshot import StateSnapshot
-from ampscope.capture.replay.tape.entry import Entry, EntryKind, GradientOf, UnscaledGradients, unscale_
-from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.heal import repairs
+from ampscope.capture.heal.lasting_cure import LastingCure
+from ampscope.capture.heal.repairs import Poisoned
+from ampscope.capture.isolation import memory
+from ampscope.capture.isolation.state_snapshot import StateSnapshot
+from ampscope.capture.rerun import player, step_replay
+from ampscope.capture.rerun.player import Player
+from ampscope.capture.tape.tape_entry import Entry, EntryKind, GradientOf, UnscaledGradients, unscale_
+from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
@@ -219,7 +220,7 @@ def hand_over(
         for (old, _), each in zip(pairs, new, strict=True):
             old.copy_(each)
         for buffer in cured.buffers:
-            poisoned.give(*buffer)
+            repairs.give_value(*buffer)
     return ""
 
 

@@ -6,24 +6,22 @@ from functools import partial
 from typing import Any
 
 from ampscope.capture.budgets import ReplayBudget
+from ampscope.capture.changes.replay_change import ReplayChange
 from ampscope.capture.events.calls import JoinedScaler, ScalerCall, ScalerMethod, StepStart
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.events.run_end import RunEnd
-from ampscope.capture.heal import cured_step, resumed
-from ampscope.capture.heal.choice import BadStep
+from ampscope.capture.heal import cured_step, in_force, repairs
+from ampscope.capture.heal.cure_choice import BadStep
 from ampscope.capture.heal.cured_step import Handed, Plan
-from ampscope.capture.heal.cures import poisoned, repairs
-from ampscope.capture.heal.cures.lasting_cure import LastingCure
-from ampscope.capture.heal.cures.repairs import ElementsZeroed
-from ampscope.capture.heal.healing import BEGINS, Healing
+from ampscope.capture.heal.healing import BEGINS, Change, Healing, HealingLog
 from ampscope.capture.heal.in_force import InForce
+from ampscope.capture.heal.lasting_cure import LastingCure
 from ampscope.capture.heal.planning import Planner
-from ampscope.capture.heal.told import Change, HealingLog
+from ampscope.capture.heal.repairs import ElementsZeroed
 from ampscope.capture.record.run_recorder import Recorder
-from ampscope.capture.replay.changes import ReplayChange
-from ampscope.capture.replay.step_tape import StepTape
-from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.tape.step_tape import StepTape
+from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import dynamo, torch_private
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
@@ -193,14 +191,14 @@ class Healer(StepObserver):
         if plan.handed is not Handed.REPLACED and not (plan.restored or plan.is_finite):
             if isinstance(plan.change, ElementsZeroed):
                 self._planner.due.append(plan.change)
-            poisoned.put_back(plan.poisoned)
-            poisoned.undo_of_step(plan.recording.state)
+            repairs.put_back_poisoned(plan.poisoned)
+            repairs.undo_poisoning(plan.recording.state)
         plan.restored = True
 
     def _resume(self) -> None:
         """Makes again what the run had changed when it ended before."""
         for step, text in self._recorder.cures:
-            found = resumed.of_models(step, text, self._models, self._tape.mode.forms)
+            found = in_force.resumed_of_models(step, text, self._models, self._tape.mode.forms)
             if found is not None and self._in_force.apply(*found):
                 self.log.again(found[1])
 
@@ -213,7 +211,7 @@ class Healer(StepObserver):
             self._resume()
         self._planner.leaving_out.give_scale_back()
         self._finish()
-        repairs.make(self._planner.due)
+        repairs.make_due(self._planner.due)
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
         """Takes up what a look at a seemingly good step has cured; checks whether what is in force is still needed."""
@@ -235,7 +233,7 @@ class Healer(StepObserver):
 
     def scaler_joined(self, joined: JoinedScaler) -> None:
         """A scale that was bounded when the run ended before is so again."""
-        found = [resumed.of_scaler(step, text, joined.scaler) for step, text in self._recorder.cures]
+        found = [in_force.resumed_of_scaler(step, text, joined.scaler) for step, text in self._recorder.cures]
         for each in filter(None, found):
             if self._in_force.apply(*each):
                 self.log.again(each[1])
@@ -289,7 +287,7 @@ class Healer(StepObserver):
         """Tells how to keep what is in force, and leaves the model as it was."""
         self._planner.leaving_out.give_scale_back()
         self._finish()
-        repairs.make(self._planner.due)
+        repairs.make_due(self._planner.due)
         self._in_force.close()
 
 

@@ -1,22 +1,51 @@
-"""The changes that last: how many there may be, what they cost, and whether they are still needed."""
+"""Changes that last are in force: how many, what they cost, whether still needed, and made again on resuming."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
+from torch import nn
+
 from ampscope.capture.budgets import ReplayBudget
+from ampscope.capture.changes.replaced_calls import LossForms
+from ampscope.capture.changes.replay_change import ReplayChange
 from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.heal import slowdown
-from ampscope.capture.heal.cures.lasting_cure import LastingCure
-from ampscope.capture.heal.cures.loss_scale import ScaleBound
-from ampscope.capture.heal.healing import Healing
-from ampscope.capture.heal.told import Change, HealingLog
-from ampscope.capture.replay.changes import ReplayChange
-from ampscope.capture.replay.cures.forms.in_loss import LossForms
+from ampscope.capture.heal.form_cures import FormOfLossCode, OneForm, form_of
+from ampscope.capture.heal.healing import Change, Healing, HealingLog
+from ampscope.capture.heal.lasting_cure import LastingCure, ScaleBound
+from ampscope.capture.heal.module_cures import Both, ConversionsWider, ModulesKept
+from ampscope.capture.keep_fp32 import Outputs
+from ampscope.capture.torch_support.dtypes import torch_dtype
+from ampscope.capture.torch_support.models import Models
 from ampscope.errors import AmpscopeError
-from ampscope.trace.schema import LOSS_CODE, CureKind
+from ampscope.trace.schema import LOSS_CODE, CureKind, said
+
+#: Times that a step is run again, each way.
+RUNS_EACH_WAY = 3
+#: Seconds; what differs by less cannot be told from noise.
+LEAST_SECONDS = 1e-3
+
+
+def share_of_time(with_it: Sequence[float], without: Sequence[float], step: float) -> float:
+    """Returns how much longer a step takes with a change, as a share; 0.0 where that is no more than replays vary.
+
+    Replays, not steps before and after: those may take longer for reasons of their own, such as longer sequences.
+
+    Args:
+        with_it: Seconds that replays of a step took with the change.
+        without: Seconds of replays of the same step without it.
+        step: Seconds of a step as it runs, with the change; 0.0 where none was seen. What the optimizer and the data
+            take, a replay has no part in.
+    """
+    extra = median(with_it) - median(without)
+    if extra < LEAST_SECONDS or min(with_it) <= max(without):
+        return 0.0
+    return extra / max(median(without), step - extra)
+
 
 #: Replays without a change that have to be finite, one after another, before it is lifted.
 LOOKS = 3
@@ -138,11 +167,11 @@ class InForce:
         due = next((each for each in self._held if not each.is_measured and self._is_to_be_measured(each, step)), None)
         if due is None or not budget.allows_look(whatever_it_costs=True):
             return
-        pairs = [(seconds(ReplayChange()), seconds(due.cure.without())) for _ in range(slowdown.TIMES)]
+        pairs = [(seconds(ReplayChange()), seconds(due.cure.without())) for _ in range(RUNS_EACH_WAY)]
         with_it = [each for each, _ in pairs if each is not None]
         without = [each for _, each in pairs if each is not None]
         were_run = len(with_it) == len(without) == len(pairs)
-        share = slowdown.share(with_it, without, self._seconds) if were_run else 0.0
+        share = share_of_time(with_it, without, self._seconds) if were_run else 0.0
         due.slow = due.slow + 1 if share > self._settings.max_slowdown else 0
         due.is_measured = not due.slow
         if due.slow >= SLOW:
@@ -176,3 +205,61 @@ class InForce:
         for each in self._held:
             each.cure.lift()
         self._held.clear()
+
+
+def resumed_of_models(
+    step: int, text: str, models: Models, loss: LossForms | None = None
+) -> tuple[LastingCure, Change] | None:
+    """A change of modules, or of the loss code, from what was written of it; None for others, and of what is not there.
+
+    Args:
+        step: At which it was made.
+        text: What was written of it.
+        models: The watched models.
+        loss: The forms that calls of the loss code have; None where these are left alone.
+    """
+    detail = json.loads(text)
+    modules = {models.names[id(module)]: module for module in models.modules}
+    if "form" in detail:
+        form, formed = form_of(detail["form"]), _modules_found(detail.get("formed"), modules)
+        one = OneForm(*form, formed) if form and formed else None
+        if form and loss is not None and detail.get("formed") == [LOSS_CODE]:
+            one = FormOfLossCode(*form, loss)
+        return (one, _resumed_change(step, one, detail)) if one is not None else None
+    kept, converted = (_modules_found(detail.get(name), modules) for name in ("kept", "converted"))
+    if (not kept and not converted) or kept is None or converted is None:
+        return None
+    places = tuple(map(str, detail.get("places", ())))
+    cure: LastingCure
+    if kept and converted:
+        cure = Both(ModulesKept(kept, _outputs(detail)), ConversionsWider(converted, places))
+    else:
+        cure = ModulesKept(kept, _outputs(detail)) if kept else ConversionsWider(converted, places)
+    return cure, _resumed_change(step, cure, detail)
+
+
+def resumed_of_scaler(step: int, text: str, scaler: Any) -> tuple[LastingCure, Change] | None:
+    """A bound on the loss scale; None for other changes."""
+    detail = json.loads(text)
+    bound = detail.get("bound")
+    if not isinstance(bound, (int, float)):
+        return None
+    cure = ScaleBound(scaler, float(bound))
+    return cure, _resumed_change(step, cure, detail)
+
+
+def _outputs(detail: dict[str, Any]) -> dict[str, Outputs]:
+    always, fitting = detail.get("outputs") or {}, detail.get("fitting_outputs") or {}
+    asked = [(always, False), (fitting, True)]
+    return {name: Outputs(torch_dtype(each), fits) for names, fits in asked for name, each in names.items()}
+
+
+def _modules_found(names: Any, modules: dict[str, nn.Module]) -> dict[str, nn.Module] | None:
+    """Modules by name; None where one is not there."""
+    asked = [str(name) for name in names or ()]
+    return {name: modules[name] for name in asked} if set(asked) <= modules.keys() else None
+
+
+def _resumed_change(step: int, cure: LastingCure, detail: dict[str, Any]) -> Change:
+    kind = said(CureKind, str(detail.get("kind", "")), cure.kind)
+    return Change(step, int(detail.get("optimizer", 0)), kind, cure.text, cure.modules, cure.code, cure.detail)

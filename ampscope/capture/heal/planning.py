@@ -3,36 +3,71 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from ampscope.capture.budgets import ReplayBudget
+from ampscope.capture.changes import failure
+from ampscope.capture.changes.failure import OpKey
+from ampscope.capture.changes.replay_change import EverythingIn, ReplayChange
+from ampscope.capture.changes.replay_results import ChangedResult, Symptom, TrialResult
 from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.heal import cured_step
-from ampscope.capture.heal.choice import BadStep, lasting, misses_float32
+from ampscope.capture.heal import cured_step, repairs
+from ampscope.capture.heal.cure_choice import BadStep, lasting, misses_float32
 from ampscope.capture.heal.cured_step import CuredStep, Handed, Plan
-from ampscope.capture.heal.cures import poisoned, repairs
-from ampscope.capture.heal.cures.in_replays import OutputsNoted
-from ampscope.capture.heal.cures.lasting_cure import LastingCure
-from ampscope.capture.heal.cures.loss_scale import HEADROOM, ScaleBound
-from ampscope.capture.heal.cures.modules import Both, ModulesKept
-from ampscope.capture.heal.cures.repairs import ElementsZeroed
-from ampscope.capture.heal.good_steps import GoodSteps
-from ampscope.capture.heal.healing import Healing
+from ampscope.capture.heal.healing import Healing, HealingLog
 from ampscope.capture.heal.in_force import InForce
-from ampscope.capture.heal.leaving_out import LeavingOut
-from ampscope.capture.heal.told import HealingLog
+from ampscope.capture.heal.lasting_cure import HEADROOM, LastingCure, ScaleBound
+from ampscope.capture.heal.module_cures import Both, ModulesKept, OutputsNoted
+from ampscope.capture.heal.repairs import ElementsZeroed, LeavingOut
 from ampscope.capture.record.run_recorder import Recorder
-from ampscope.capture.replay.changes import EverythingIn, ReplayChange
-from ampscope.capture.replay.cures import failure
-from ampscope.capture.replay.cures.failure import OpKey
-from ampscope.capture.replay.results import ChangedResult, Symptom, TrialResult
-from ampscope.capture.replay.tape.entry import EntryKind
-from ampscope.capture.replay.tape.taped_step import TapedStep
+from ampscope.capture.tape.tape_entry import EntryKind
+from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import Change, CureKind, ReplayStatus, Trial
+
+#: Gradients so many times as large as the largest of the good steps before are none of this training's.
+FAR = 100.0
+_KEPT = 16
+
+
+class GoodSteps:
+    """The good steps before a bad one; nothing of them is read before a step goes bad."""
+
+    def __init__(self) -> None:
+        self._norms: dict[int, deque[Tensor]] = {}  # of gradients as the optimizer got them, by its number
+        self._together: set[int] = set()  # numbers of optimizers that have ended one step with others
+        self._latest: StepAttempt | None = None
+
+    def ended(self, attempt: StepAttempt) -> None:
+        """An attempt is over."""
+        latest, self._latest = self._latest, attempt
+        if latest is not None and latest.opened is attempt.opened and latest.index != attempt.index:
+            self._together |= {latest.index, attempt.index}
+        norm = attempt.opened.edited.get(id(attempt.optimizer), attempt.norm)
+        if norm is not None and attempt.stepped and not attempt.bad:
+            self._norms.setdefault(attempt.index, deque(maxlen=_KEPT)).append(norm)
+
+    def shares_step(self, attempt: StepAttempt) -> bool:
+        """Whether the optimizer of an attempt has been seen to end a step with others."""
+        return attempt.index in self._together
+
+    def why_not(self, attempt: StepAttempt, norm: Tensor | None) -> str:
+        """Why a bad step must not be made with gradients of this norm, in words; empty where it may."""
+        if self.shares_step(attempt):
+            return "several optimizers share the step, and all of them or none may make it"
+        known = [float(each) for each in self._norms.get(attempt.index, ())]
+        if not known or norm is None:
+            return "no good step before it shows how large its gradients may be"
+        size, most = float(norm), max(known)
+        if size > FAR * most:
+            return f"its gradients would have a norm of {size:.3g}; in good steps before it was at most {most:.3g}"
+        return ""
+
 
 #: Overflows by the loss scale alone, each after a good step, and within how many steps: not how a scaler works.
 OSCILLATES, WITHIN = 4, 9
@@ -148,15 +183,17 @@ class Planner:
 
     def _of_state(self, bad: BadStep) -> Plan | None:
         """Plans to put back buffers that the step found poisoned, if it is finite from what they held before."""
-        found = poisoned.found(bad.recording.state, self._models) if self._settings.allows(CureKind.STATE) else {}
+        found = (
+            repairs.found_poisoned(bad.recording.state, self._models) if self._settings.allows(CureKind.STATE) else {}
+        )
         if not found:
-            if name := poisoned.out_of_reach(bad.recording.state):
+            if name := repairs.poisoned_out_of_reach(bad.recording.state):
                 self._log.declined(bad.attempt.step, f"{name} is not finite, and lies in what an attribute holds")
             return None
-        poisoned.begin_from(bad.recording.state, found, finite_values=True)
+        repairs.begin_from(bad.recording.state, found, finite_values=True)
         cured = self.run(bad.recording, ReplayChange())
         if cured.reason:
-            poisoned.begin_from(bad.recording.state, found, finite_values=False)
+            repairs.begin_from(bad.recording.state, found, finite_values=False)
             return None
         text = f"{', '.join(found)} put back to what {'it' if len(found) == 1 else 'they'} held a step before"
         return Plan(bad.attempt, CureKind.STATE, text, bad.recording, cured=cured, poisoned=found)
@@ -223,7 +260,7 @@ class Planner:
 
     def _repaired(self, bad: BadStep) -> Plan | None:
         """Finds a change that helps on this one step, where precision has no part in it."""
-        for kind, text, change, rivals in repairs.of_step(bad.recording, self._models):
+        for kind, text, change, rivals in repairs.repairs_of_step(bad.recording, self._models):
             cured = self.run(bad.recording, change) if self._settings.allows(kind) else None
             if cured is not None and not (cured.reason or any(self.run(bad.recording, o).was_run for o in rivals)):
                 self._note_for_next(bad)
@@ -233,7 +270,7 @@ class Planner:
     def _left_out(self, bad: BadStep) -> Plan | None:
         if not self._settings.allows(CureKind.LEFT_OUT):
             return None
-        spoilt = any(repairs.is_bad(parameter) for _, parameter in self._models.parameters.values())
+        spoilt = any(repairs.is_bad_weight(parameter) for _, parameter in self._models.parameters.values())
         why = "weights of the model are not finite" if spoilt else "it is not finite in float32 either"
         return self._leaves_out(bad, f"for {why}")
 

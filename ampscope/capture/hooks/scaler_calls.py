@@ -21,7 +21,7 @@ from ampscope.capture.torch_support.calls.threads import HomeThread, changing
 
 
 class ScalerListener(Protocol):
-    """One scope's view of a scaler; see `ampscope.capture.step.scaler_watch.ScalerWatch`."""
+    """One scope's view of a scaler; see `ampscope.capture.step.step_watch.ScalerWatch`."""
 
     def called(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """A method was called: runs it, with ``proceed``, and returns what that returned."""

@@ -13,9 +13,9 @@ from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
-from ampscope.capture.replay.tape.functional.call_inputs import named_inputs
-from ampscope.capture.step.measures import gradients
-from ampscope.capture.step.measures.sampled_step import SampledSteps
+from ampscope.capture.step import gradients
+from ampscope.capture.step.sampled_step import SampledSteps
+from ampscope.capture.tape.functional_calls import named_inputs
 from ampscope.capture.torch_support.calls.backward_call import backward_roots, creates_graph
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.dtypes import HALF, torch_dtype

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ampscope.capture.replay.tape_mode import TapeMode
-from ampscope.capture.step.carried.listening.loop_mode import LoopMode
+from ampscope.capture.loop_state.loop_mode import LoopMode
+from ampscope.capture.tape.tape_mode import TapeMode
 from ampscope.capture.torch_support import dynamo, guard, torch_private
 from ampscope.capture.torch_support.calls import call_state
 from ampscope.capture.torch_support.calls.call_state import Ambient

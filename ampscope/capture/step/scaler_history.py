@@ -10,8 +10,8 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.events.calls import JoinedScaler, ScalerCall, ScalerMethod
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import ScaleState
+from ampscope.capture.loop_state.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.record.run_recorder import Recorder
-from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.readback import Readback, Values

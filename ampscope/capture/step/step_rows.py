@@ -9,13 +9,17 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
+from ampscope.capture.budgets import TraceBudget
 from ampscope.capture.events.calls import ScalerCall, ScalerMethod
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import EndedStep, StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
-from ampscope.capture.step.measures import gradients
-from ampscope.capture.step.measures.updates import lost_updates
+from ampscope.capture.step import gradients
+from ampscope.capture.step.cycle import State, StepCycle
+from ampscope.capture.step.incidents import Incidents
+from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.own_work import OwnWork
+from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
@@ -53,13 +57,13 @@ class StepRows(StepObserver):
         self._recorder = recorder
         self._readback = readback
         self._own = own
-        self._kept: dict[str, lost_updates.Kept] = {}  # half parameters before the optimizer stepped
+        self._kept: dict[str, gradients.KeptValues] = {}  # half parameters before the optimizer stepped
         self._earlier: dict[str, Tensor] = {}  # what was kept of them at the look before
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
         """Keeps what shows afterwards whether the update was lost."""
         if gradients.is_recorded(attempt.step):
-            self._kept = lost_updates.keep(attempt.optimizer, self._models)
+            self._kept = gradients.keep_values(attempt.optimizer, self._models)
 
     def step_ended(self, ended: EndedStep) -> None:
         """Writes the attempt's rows."""
@@ -130,7 +134,7 @@ class StepRows(StepObserver):
         found = gradients.magnitudes(attempt.optimizer, self._models)
         params, step, index = self._recorder.params, attempt.step, attempt.index
         self._readback.fetch(
-            {**found.values, **lost_updates.counts(self._kept, self._earlier)},
+            {**found.values, **gradients.lost_counts(self._kept, self._earlier)},
             lambda known: self._recorder.grads(found.rows(known, params, step=step, index=index)),
         )
 
@@ -145,3 +149,66 @@ def _as_json(values: Values) -> str | None:
 
 def _number(rate: float | None) -> str:
     return f"{rate:.16e}" if rate is not None and math.isfinite(rate) else json.dumps(rate)
+
+
+class TraceEnding(StepObserver):
+    """Settles the trace of each step.
+
+    Args:
+        models: The watched models.
+        live: The trace of the step in progress.
+        incidents: Takes an overflow that only the trace shows, and replays compiled steps.
+        tape: What such a replay needs.
+        budget: Which steps are traced.
+        cycle: Where the step is.
+        guard: Catches faults of the tracer.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        live: LiveTrace,
+        incidents: Incidents,
+        tape: StepTape,
+        budget: TraceBudget,
+        cycle: StepCycle,
+        guard: Guard,
+    ) -> None:
+        self.guard = guard
+        self._models = models
+        self._live = live
+        self._incidents = incidents
+        self._tape = tape
+        self._budget = budget
+        self._cycle = cycle
+
+        self._replayed = False  # the step in progress
+
+    def optimizer_steps(self, attempt: StepAttempt) -> None:
+        """Replays a compiled step that is to be recorded, as long as its weights are those that it ran with."""
+        if not attempt.bad and not self._live.active and self._models.compiled:
+            self._trace_by_replay(attempt, self._live.number)
+
+    def step_ended(self, ended: EndedStep) -> None:
+        """Keeps what is worth keeping of the step's trace."""
+        attempt, number = ended.attempt, ended.number
+        if attempt.bad:
+            self._live.drop()
+        elif self._live.active:
+            absorbed = self._live.settle(attempt, number)
+            if absorbed:
+                self._incidents.absorbed(attempt, absorbed)
+            elif self._live.collapsed:
+                self._incidents.collapsed(attempt, self._live.collapsed)
+        elif self._models.compiled:
+            if attempt.by_hand:  # no optimizer has said that it would move the weights
+                self._trace_by_replay(attempt, number)
+            if self._replayed:
+                self._budget.kept()
+        self._replayed = False
+
+    def _trace_by_replay(self, attempt: StepAttempt, number: int) -> None:
+        if not self._replayed and self._budget.keeps_replay(number):
+            self._replayed = True
+            with self._cycle.inside(State.JUDGING):
+                self._incidents.trace_by_replay(attempt, self._tape.recording())

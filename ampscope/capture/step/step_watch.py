@@ -1,4 +1,4 @@
-"""Follows one optimizer step after another, until its gradients are complete; how it ends is the room `ending`."""
+"""Follows one optimizer step after another, until its gradients are complete; how it ends is told by `endings`."""
 
 from __future__ import annotations
 
@@ -10,25 +10,35 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events import calls, run_end
-from ampscope.capture.events.calls import BackwardCall, ModuleCall, ScalerCall, ScalerMethod, StepStart, Through
+from ampscope.capture.events.calls import (
+    BackwardCall,
+    JoinedScaler,
+    ModuleCall,
+    ScalerCall,
+    ScalerMethod,
+    StepStart,
+    Through,
+)
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.events.open_step import OpenStep
+from ampscope.capture.hooks import scaler_calls
+from ampscope.capture.loop_state.loop_mode import LoopMode
+from ampscope.capture.loop_state.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.record.run_recorder import Recorder
-from ampscope.capture.replay.step_tape import StepTape
-from ampscope.capture.step.carried.listening.loop_mode import LoopMode
 from ampscope.capture.step.cycle import Moment, State, StepCycle
-from ampscope.capture.step.ending.breaking_off import BreakingOff
-from ampscope.capture.step.ending.endings import Endings
-from ampscope.capture.step.ending.loop_endings import LoopEndings
+from ampscope.capture.step.endings import BreakingOff, Endings
 from ampscope.capture.step.live_trace import LiveTrace
+from ampscope.capture.step.loop_endings import LoopEndings
 from ampscope.capture.step.observers import Observers
-from ampscope.capture.step.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step.own_work import OwnWork
+from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.calls.backward_call import backward_roots, leads_to
+from ampscope.capture.torch_support.calls.threads import HomeThread
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
+from ampscope.capture.torch_support.user_line import Place, user_place
 
 #: Calls of a scaler that come when the gradients of a step are complete.
 _AFTER_BACKWARD = (ScalerMethod.UNSCALE, ScalerMethod.STEP)
@@ -349,3 +359,63 @@ class StepWatch:
         """Waits for the values that are on their way."""
         with self._own, self._guard:
             self.readback.drain()
+
+
+#: Calls that matter of a scaler that is switched off, too.
+_ALWAYS = (
+    ScalerMethod.STATE_DICT,
+    ScalerMethod.LOAD_STATE_DICT,
+    ScalerMethod.SET_GROWTH_FACTOR,
+    ScalerMethod.SET_BACKOFF_FACTOR,
+    ScalerMethod.SET_GROWTH_INTERVAL,
+)
+#: Calls so frequent, and so little told of, that their line is not looked for.
+_UNPLACED = (ScalerMethod.SCALE, ScalerMethod.GET_SCALE)
+
+
+class ScalerWatch:
+    """One scaler of the run.
+
+    Args:
+        scaler: The user's scaler.
+        number: Its number within the run.
+        steps: The step watch.
+        guard: Catches faults of looking for the user's line.
+        home: The thread of the loop.
+    """
+
+    def __init__(self, scaler: Any, number: int, steps: StepWatch, guard: Guard, home: HomeThread) -> None:
+        self.scaler = scaler
+        self._number = number
+        self._steps = steps
+        self._guard = guard
+        self._stepping = False
+        scaler_calls.join(scaler, self, home)
+        steps.scaler_joined(JoinedScaler(scaler, number, self._place()))
+
+    def leave(self) -> None:
+        """Leaves the scaler; the last to watch it gives it its own class back."""
+        scaler_calls.leave(self.scaler, self)
+
+    def called(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
+        """See `scaler_calls.ScalerListener`."""
+        if (call.method not in _ALWAYS and not self.scaler.is_enabled()) or self._steps.gives_way_to_capture():
+            return proceed()
+        call.scaler, call.number, call.by_loop = self.scaler, self._number, not self._stepping
+        if call.method not in _UNPLACED:
+            call.place = self._place()
+        if call.method is not ScalerMethod.STEP:
+            return self._steps.scaler_call(call, proceed)
+        self._stepping = True
+        try:
+            return self._steps.scaler_step(call, proceed)
+        finally:
+            self._stepping = False
+
+    def _place(self) -> Place | None:
+        try:  # as ``with self._guard``, in fewer calls
+            return user_place()
+        except BaseException as error:
+            if not self._guard.catches(error):
+                raise
+        return None

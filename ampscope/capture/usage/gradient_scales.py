@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.replay.tape.routine import EMPTYING
+from ampscope.capture.tape.after_backward import EMPTYING
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models

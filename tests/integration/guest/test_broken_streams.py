@@ -110,7 +110,7 @@ def trained(folder: Path, watching: Callable[[], object] = lambda: None) -> dict
 
 def fault() -> Fault:
     """A fault of a part that is told by a warning."""
-    (function,) = (each for each in functions() if str(each) == "replay.tape.call_tape.Tape.module_call")
+    (function,) = (each for each in functions() if str(each) == "tape.call_tape.Tape.module_call")
     return Fault(function, 2, RuntimeError)
 
 

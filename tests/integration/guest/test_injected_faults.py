@@ -39,9 +39,9 @@ DOORS = frozenset(
         "hooks.transform_calls._told",  # asks whether it is inside a transform, and goes through a door
         "hooks.transform_calls._behind_door",
         "hooks.transform_calls._Reading.__torch_function__",
-        "replay.tape_mode.TapeMode.__torch_function__",
-        "replay.tape_mode.TapeMode._left",  # with an exception of the loop's in hand
-        "step.carried.listening.loop_mode.LoopMode.__torch_function__",
+        "tape.tape_mode.TapeMode.__torch_function__",
+        "tape.tape_mode.TapeMode._left",  # with an exception of the loop's in hand
+        "loop_state.loop_mode.LoopMode.__torch_function__",
         "torch_support.torch_private.is_tracing",  # one question of torch's, before the door of a module
         "torch_support.guard.through",
         "torch_support.guard.tell",

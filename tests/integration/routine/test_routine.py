@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.results import Diagnosis, Incident
-from ampscope.capture.replay.step_tape import StepTape
+from ampscope.capture.tape.step_tape import StepTape
 from ampscope.trace.vocabulary import Cause, Verdict
 
 Weights = list[nn.Parameter]

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from ampscope.capture.replay.step_tape import StepTape
-from ampscope.capture.step.ending.incidents import Incidents
+from ampscope.capture.loop_state.held_state import WrittenState
+from ampscope.capture.step.incidents import Incidents
 from ampscope.capture.step.live_trace import LiveTrace
-from ampscope.capture.step.measures.state.written_state import WrittenState
 from ampscope.capture.step.step_rows import StepRows
+from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.usage.usage_watch import UsageWatch
 
 #: Each part, its name in the golden files, and what its methods are called there where that differs.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ampscope
-from ampscope.capture.keep_fp32.keeping import in_float32
+from ampscope.capture.keep_fp32 import in_float32
 from ampscope.errors import KeepError
 from ampscope.trace.schema import ReplayStatus, Table
 from tests.support.training.small_loop import POISONED, make_scaler, poison

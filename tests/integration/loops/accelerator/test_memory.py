@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.capture.replay import memory
+from ampscope.capture.isolation import memory
 from tests.support.training.accelerator import fake_device
 from tests.support.training.accelerator.fake_device import TYPE
 from tests.support.training.small_loop import WIDTH, make_scaler

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from ampscope.capture.heal.choice import lasting
-from ampscope.capture.replay.cures.forms.in_loss import LossForms
-from ampscope.capture.replay.results import ChangedResult, TrialResult
+from ampscope.capture.changes.replaced_calls import LossForms
+from ampscope.capture.changes.replay_results import ChangedResult, TrialResult
+from ampscope.capture.heal.cure_choice import lasting
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.sites import Sites
 from ampscope.trace.schema import Change, Trial

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.capture.keep_fp32.keeping import Float32Forward
+from ampscope.capture.keep_fp32 import Float32Forward
 from ampscope.trace.schema import CureKind, EventKind, Table
 from tests.support.training.small_loop import WIDTH
 from tests.unit.capture.heal.told import cures

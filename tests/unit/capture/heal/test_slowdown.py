@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.capture.heal import slowdown
+from ampscope.capture.heal import in_force
 from ampscope.capture.heal.planning import Planner
 from ampscope.trace.schema import EventKind
 from tests.support.training.small_loop import WIDTH
@@ -40,7 +40,7 @@ def scopes() -> Iterator[list[ampscope.Scope]]:
     ],
 )
 def test_the_share_of_a_step(with_it: list[float], without: list[float], step: float, share: float) -> None:
-    assert slowdown.share(with_it, without, step) == pytest.approx(share)
+    assert in_force.share_of_time(with_it, without, step) == pytest.approx(share)
 
 
 class Clock:

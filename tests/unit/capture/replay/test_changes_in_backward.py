@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ampscope.capture.replay.changes import EverythingIn
+from ampscope.capture.changes.replay_change import EverythingIn
 from ampscope.capture.torch_support.user_line import NOWHERE
 
 _RUN = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # torch does not export it

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ampscope.capture.replay.draws import Drawn, Draws
-from ampscope.capture.replay.state.write_guard import WriteGuard
+from ampscope.capture.isolation.write_guard import WriteGuard
+from ampscope.capture.tape.taped_step import Drawn, Draws
 
 SHAPE = (64, 128)  # so many that float16 rounds one to the end of its range
 WIDE = (torch.float32, torch.float64, torch.bfloat16)

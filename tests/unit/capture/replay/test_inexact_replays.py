@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ampscope.capture.replay.state import device_asserts
+from ampscope.capture.isolation import device_asserts
 from ampscope.trace.schema import ReplayStatus, Table
 from tests.support.training.model_parts import linear
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, poison, train

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.replay import memory
-from ampscope.capture.replay.memory import Bounded, NoRoomError
+from ampscope.capture.isolation import memory
+from ampscope.capture.isolation.memory import Bounded, NoRoomError
 from tests.support.training.small_loop import BATCH, POISONED, STEPS, WIDTH, make_scaler, mlp, poison, train
 from tests.support.training.small_models import TwoLayers
 from tests.support.training.twin_runs import EXACT, Watched, train_both

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ampscope.capture.replay import substitutes
-from ampscope.capture.replay.state.state_snapshot import StateSnapshot
-from ampscope.capture.replay.state.write_guard import WriteGuard
-from ampscope.capture.replay.substitutes import Substitutes
+from ampscope.capture.isolation.state_snapshot import StateSnapshot
+from ampscope.capture.isolation.write_guard import WriteGuard
+from ampscope.capture.rerun import substitutes
+from ampscope.capture.rerun.substitutes import Substitutes
 from ampscope.capture.torch_support.calls import kernel_choice
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import ReplayStatus, Table

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.replay.state import unrepeatable
+from ampscope.capture.rerun import step_replay
 from ampscope.trace.schema import ReplayStatus
 from tests.support.training.small_loop import POISONED, STEPS, WIDTH, mlp, train
 from tests.support.training.twin_runs import train_both
@@ -51,7 +51,7 @@ def test_a_graphed_callable_runs_once_a_step(run_folder: Path) -> None:
 
 
 def _because(*roots: nn.Module) -> str:
-    return unrepeatable.obstacle(roots, [module for root in roots for module in root.modules()])
+    return step_replay.obstacle_of_models(roots, [module for root in roots for module in root.modules()])
 
 
 def test_a_graph_that_the_users_forward_replays_is_one_too() -> None:

@@ -8,28 +8,27 @@ from typing import Any
 
 import pytest
 
+from ampscope.capture.checks.hidden_overflow import HiddenOverflow
+from ampscope.capture.checks.loss_spikes import SpikeEnding
+from ampscope.capture.checks.not_training import Liveness
+from ampscope.capture.checks.second_look import SecondLook
+from ampscope.capture.checks.step_audit import Audit
+from ampscope.capture.checks.still_buffers import StillBuffers
+from ampscope.capture.checks.still_updates import StillUpdates
 from ampscope.capture.events.observer import StepObserver
 from ampscope.capture.heal.healer import Healer
+from ampscope.capture.loop_state.between_steps import CarriedState
+from ampscope.capture.loop_state.held_state import WrittenState
+from ampscope.capture.loop_state.state_watch import StateWatch
 from ampscope.capture.record.configuration import Configuration
-from ampscope.capture.replay.step_tape import StepTape
-from ampscope.capture.step.carried.carried_state import CarriedState
-from ampscope.capture.step.ending.failed_calls import FailedCalls
-from ampscope.capture.step.ending.looks.audit.audit import Audit
-from ampscope.capture.step.ending.looks.hidden_overflow import HiddenOverflow
-from ampscope.capture.step.ending.looks.still_buffers import StillBuffers
-from ampscope.capture.step.ending.optimizer_again.rerun import OptimizersBefore
-from ampscope.capture.step.ending.second_look import SecondLook
-from ampscope.capture.step.ending.spikes import SpikeEnding
-from ampscope.capture.step.ending.trace_ending import TraceEnding
+from ampscope.capture.rerun.optimizer_rerun import OptimizersBefore
+from ampscope.capture.step.failed_calls import FailedCalls
 from ampscope.capture.step.live_trace import LiveTrace
-from ampscope.capture.step.measures.liveness import Liveness
-from ampscope.capture.step.measures.state.state_watch import StateWatch
-from ampscope.capture.step.measures.state.written_state import WrittenState
-from ampscope.capture.step.measures.updates.still_updates import StillUpdates
 from ampscope.capture.step.observers import ORDER, Observers
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.step.scaler_history import ScalerHistory
-from ampscope.capture.step.step_rows import StepRows
+from ampscope.capture.step.step_rows import StepRows, TraceEnding
+from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.usage.amp_effect import AmpEffect

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ampscope
-from ampscope.capture.step import scaler_watch
+from ampscope.capture.step import step_watch
 from ampscope.trace.schema import ScalerAction, ScalerEventRow, Table
 from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mlp, mse
 from tests.support.training.step_traces import line_of
@@ -280,7 +280,7 @@ def test_a_fault_while_a_scaler_is_found_does_not_reach_the_loop(
         raise ArithmeticError("on purpose")
 
     with ampscope.watch(model := mlp(), dir=run_folder, quiet=True):
-        monkeypatch.setattr(scaler_watch, "user_place", fail)
+        monkeypatch.setattr(step_watch, "user_place", fail)
         optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), make_scaler()
         loss = mse(model, torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH))
         scaler.scale(loss).backward()

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.results import Diagnosis, Incident
-from ampscope.capture.replay import memory, step_replay
-from ampscope.capture.replay.changes import EverythingIn, ReplayChange
-from ampscope.capture.step.ending.second_look import SecondLook
-from ampscope.capture.step.measures import lost_gradients
+from ampscope.capture.changes.replay_change import EverythingIn, ReplayChange
+from ampscope.capture.checks import lost_gradients
+from ampscope.capture.checks.second_look import SecondLook
+from ampscope.capture.isolation import memory
+from ampscope.capture.rerun import step_replay
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.vocabulary import Cause, Verdict
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ampscope.capture.step.measures.spikes import ENOUGH, WINDOW, Band
+from ampscope.capture.checks.loss_spikes import ENOUGH, WINDOW, Band
 
 
 def taken(values: list[float]) -> list[int]:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.events.open_step import OpenStep, StepAttempt
-from ampscope.capture.step.ending import verdict
-from ampscope.capture.step.measures import gradients
-from ampscope.capture.step.measures.state.held import Held
+from ampscope.capture.loop_state.held_state import Held
+from ampscope.capture.step import gradients, verdict
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import StateKind, Trigger
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import ampscope
-from ampscope.capture.replay.cures.forms.form_change import Replacing
+from ampscope.capture.changes.replaced_calls import Replacing
 from ampscope.capture.torch_support.torch_private import function_modes
 from ampscope.trace.schema import LOSS_CODE, CureKind, EventKind, Table
 from tests.support.training.small_loop import WIDTH, make_batch

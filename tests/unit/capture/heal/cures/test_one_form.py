@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.capture.heal.cures.converted_forward import ConvertedForward
+from ampscope.capture.heal.module_cures import ConvertedForward
 from ampscope.trace.schema import CureKind, EventKind, Table
 from tests.support.training.small_loop import WIDTH
 from tests.support.training.twin_runs import exact_state

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampscope.capture.heal.ranks.agreement import Agreement
+from ampscope.capture.heal.rank_agreement import Agreement
 from ampscope.capture.torch_support.communication.ballot import Ballot
 
 DIST: Any = torch.distributed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampscope.capture.heal.ranks.votes import OF_REDUCTION, Decision, Proposal, Tried, decided, together
+from ampscope.capture.heal.rank_agreement import OF_REDUCTION, Decision, Proposal, Tried, decided, together
 
 FINE, OF_SCALER = Proposal(is_fine=True), Proposal()
 LEFT_OUT = Proposal(kind="left_out", text="left out")

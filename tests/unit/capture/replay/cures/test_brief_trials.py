@@ -72,7 +72,7 @@ def backwards(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         ran.append(Tracer not in kinds)
         return modes_at_rest(*kinds)
 
-    monkeypatch.setattr("ampscope.capture.replay.player.modes_at_rest", noted)
+    monkeypatch.setattr("ampscope.capture.rerun.player.modes_at_rest", noted)
     return ran
 
 

@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 import ampscope
 from ampscope.capture.budgets import ALWAYS_REPLAYED, FREE_REPLAY_SECONDS, ReplayBudget
-from ampscope.capture.replay import memory
-from ampscope.capture.replay.changes import EverythingIn, ModulesInFloat32, OtherLossScale, ReplayChange
-from ampscope.capture.replay.cures import plan as plans
-from ampscope.capture.replay.cures.failure import Failure, OpKey
-from ampscope.capture.replay.cures.plan import TrialFeedback
+from ampscope.capture.changes.failure import Failure, OpKey
+from ampscope.capture.changes.replay_change import EverythingIn, ModulesInFloat32, OtherLossScale, ReplayChange
+from ampscope.capture.cures import trial_plan as plans
+from ampscope.capture.cures.trial_plan import TrialFeedback
+from ampscope.capture.isolation import memory
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.trace import schema

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.budgets import ReplayBudget
-from ampscope.capture.replay import step_replay
-from ampscope.capture.replay.changes import ModulesInFloat32
-from ampscope.capture.replay.cures.costs import StepTimes
-from ampscope.capture.replay.results import ChangedResult
+from ampscope.capture.changes.replay_change import ModulesInFloat32
+from ampscope.capture.changes.replay_results import ChangedResult
+from ampscope.capture.cures.trial_costs import StepTimes
+from ampscope.capture.rerun import step_replay
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import ReplayRow, Table, Trial

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.replay.state.attribute_tensors import AttributeTensors
-from ampscope.capture.replay.state.state_snapshot import StateSnapshot
+from ampscope.capture.isolation.state_snapshot import AttributeTensors, StateSnapshot
 from ampscope.capture.torch_support.models import Models
 
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ampscope.capture.replay.state import device_asserts
-from ampscope.capture.replay.state.device_asserts import DeviceAsserts, OutOfRangeError, can_assert
+from ampscope.capture.isolation import device_asserts
+from ampscope.capture.isolation.device_asserts import DeviceAsserts, OutOfRangeError, can_assert
 from ampscope.trace.schema import ReplayStatus, Table, Trial
 from tests.support.training.small_loop import make_scaler
 from tests.support.training.twin_runs import Loop, train_both

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.replay.state.copies import StateCopies
-from ampscope.capture.replay.state.put_back import PutBack
+from ampscope.capture.isolation.state_copies import PutBack, StateCopies
 from ampscope.capture.torch_support.tensor_tree import plain_copy
 
 

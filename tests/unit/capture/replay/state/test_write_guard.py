@@ -13,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ampscope.capture.replay import memory
-from ampscope.capture.replay.changes import EverythingIn, ReplayChange
-from ampscope.capture.replay.state import write_guard
-from ampscope.capture.replay.state.state_snapshot import SMALL_BUFFER_BYTES
-from ampscope.capture.replay.state.write_guard import WriteGuard
+from ampscope.capture.changes.replay_change import EverythingIn, ReplayChange
+from ampscope.capture.isolation import memory, write_guard
+from ampscope.capture.isolation.state_snapshot import SMALL_BUFFER_BYTES
+from ampscope.capture.isolation.write_guard import WriteGuard
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.program.function_watch import FunctionWatch

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.capture.replay.tape import received_values
+from ampscope.capture.tape import received_values
 from ampscope.capture.torch_support import guard
 from ampscope.trace.schema import EventKind, IncidentRow, ReplayStatus, Table
 

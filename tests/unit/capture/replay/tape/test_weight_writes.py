@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture.replay.tape.weight_writes import WeightWrites
+from ampscope.capture.tape.weight_writes import WeightWrites
 from ampscope.capture.torch_support.models import Models
 from tests.support.training.model_parts import grad_of
 

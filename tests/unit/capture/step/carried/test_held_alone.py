@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.capture.step.carried.listening import held_alone
-from ampscope.capture.step.carried.listening.gap import MOST_CALLS, Gap
+from ampscope.capture.loop_state import loop_calls
+from ampscope.capture.loop_state.loop_calls import MOST_CALLS, Gap
 from ampscope.capture.torch_support.calls import call_state
 
 WIDTH, STEPS, CALLS = 6, 8, 12
@@ -21,7 +21,7 @@ SIZE = 400  # bytes of each tensor
 
 @pytest.fixture
 def gap(monkeypatch: pytest.MonkeyPatch) -> Gap:
-    monkeypatch.setattr(held_alone, "MOST_HELD", 3 * SIZE)
+    monkeypatch.setattr(loop_calls, "MOST_HELD", 3 * SIZE)
     return Gap(call_state.device_types())
 
 
@@ -56,7 +56,7 @@ def test_what_the_loop_keeps_itself_is_nothing_that_the_calls_keep(gap: Gap) -> 
 def test_what_was_let_go_of_is_gone_in_the_next_step(
     by_hand: bool, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_alone, "MOST_HELD", 3 * SIZE)
+    monkeypatch.setattr(loop_calls, "MOST_HELD", 3 * SIZE)
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, WIDTH)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)

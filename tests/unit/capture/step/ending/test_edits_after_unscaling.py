@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 import ampscope
 from ampscope.analysis.results import Diagnosis
 from ampscope.capture.events.open_step import OpenStep
-from ampscope.capture.replay.tape.functional import edit_log
+from ampscope.capture.tape import unscaled_edits
 from ampscope.trace.vocabulary import Cause, Verdict
 
 WIDTH, STEPS, BAD = 6, 5, 2
@@ -117,17 +117,17 @@ def test_whatever_the_rest_of_the_loop_is_like(options: dict[str, int], run_fold
 def test_an_edit_that_was_too_much_to_keep_is_told_at_its_own_step(
     limit: str, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(edit_log, limit, 2)
+    monkeypatch.setattr(unscaled_edits, limit, 2)
     first, *later = diagnosed(assigned, run_folder).incidents
     assert (first.cause, first.step, first.last_step) == (Cause.UNKNOWN, BAD, BAD)
-    assert (first.replay, first.replay_reason) == ("unavailable", edit_log.TOO_MUCH)
+    assert (first.replay, first.replay_reason) == ("unavailable", unscaled_edits.TOO_MUCH)
     assert [(each.cause, each.step) for each in later] == [(Cause.BAD_WEIGHT, BAD + 1)]
     assert later[0].written_by is not None
     assert later[0].written_by.step == BAD
 
 
 def test_a_healthy_edit_that_is_too_much_to_keep_is_not_told(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edit_log, "MOST_KEPT", 2)
+    monkeypatch.setattr(unscaled_edits, "MOST_KEPT", 2)
     diagnosis = diagnosed(HEALTHY["a quotient that is guarded"], run_folder)
     assert diagnosis.verdict is Verdict.HEALTHY, diagnosis.summary
 
@@ -145,9 +145,11 @@ def test_gradients_that_were_replaced_count_as_kept(
         in_place(parameters)
 
     size = sum(each.nbytes for each in trained(copied, None))
-    monkeypatch.setattr(edit_log, "MOST_KEPT", size + size // 2)  # copies and norms fit, gradients beside them do not
+    monkeypatch.setattr(
+        unscaled_edits, "MOST_KEPT", size + size // 2
+    )  # copies and norms fit, gradients beside them do not
     first = diagnosed(copied, run_folder).incidents[0]
-    told = (Cause.UNKNOWN, edit_log.TOO_MUCH) if replaced else (Cause.DIV_ZERO, "")
+    told = (Cause.UNKNOWN, unscaled_edits.TOO_MUCH) if replaced else (Cause.DIV_ZERO, "")
     assert (first.step, first.cause, first.replay_reason) == (BAD, *told)
 
 

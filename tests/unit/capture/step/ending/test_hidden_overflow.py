@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.results import Diagnosis, Incident
-from ampscope.capture.replay.changes import ReplayChange
-from ampscope.capture.replay.results import Regained
-from ampscope.capture.replay.tape.taped_step import TapedStep
-from ampscope.capture.step.ending.looks.again import Again
-from ampscope.capture.step.measures.progress import Progress
+from ampscope.capture.changes.replay_change import ReplayChange
+from ampscope.capture.changes.replay_results import Regained
+from ampscope.capture.checks.lost_gradients import Progress
+from ampscope.capture.rerun.step_replay import Again
+from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.trace.vocabulary import Cause, Verdict
 
 ROWS, WIDTH, CLASSES = 8, 32, 4

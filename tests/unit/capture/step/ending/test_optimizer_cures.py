@@ -10,8 +10,8 @@ from torch import nn
 
 import ampscope
 from ampscope.analysis.results import Incident, Remedy
-from ampscope.capture.step.ending.optimizer_again.cures import cures
-from ampscope.capture.step.ending.optimizer_again.rerun import StepAgain
+from ampscope.capture.cures.optimizer_cures import cures
+from ampscope.capture.rerun.optimizer_rerun import StepAgain
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import Form, Trial
 from ampscope.trace.vocabulary import Verdict

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampscope.capture.replay.results import Regained
-from ampscope.capture.step.measures.deviation import Deviation
+from ampscope.capture.changes.replay_results import Regained
+from ampscope.capture.checks.hidden_overflow import Deviation
 
 
 def run(loss: float = 1.0, **gradients: list[float]) -> Regained:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampscope.capture.step.measures import gradients
+from ampscope.capture.step import gradients
 from ampscope.capture.torch_support.models import Models
 
 

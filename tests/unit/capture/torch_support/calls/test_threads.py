@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ampscope.capture.changes import replay_change
 from ampscope.capture.hooks import compiled_modules
-from ampscope.capture.replay import changes
-from ampscope.capture.replay.tape import framework_flags
+from ampscope.capture.tape import tape_entry
 from ampscope.capture.torch_support.calls.backward_call import active_in_engine
 from ampscope.capture.torch_support.calls.threads import HomeThread, PerThread, Together
 
@@ -57,7 +57,7 @@ class Seen(TorchFunctionMode):
 
 
 def in_float32() -> Context:
-    return changes._autocast_in({torch.float16: torch.float32})
+    return replay_change._autocast_in({torch.float16: torch.float32})
 
 
 def in_engine() -> Context:
@@ -186,7 +186,7 @@ def test_a_context_of_all_threads_is_entered_once(workers: list[Worker]) -> None
 def test_a_flag_that_two_replays_set_is_as_it_was(workers: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     home = SimpleNamespace(flag=False)
     monkeypatch.setitem(sys.modules, "a_framework", home)
-    contexts = [framework_flags.set_again((framework_flags.Flag("a_framework", "flag"),)) for _ in workers]
+    contexts = [tape_entry.flags_set((tape_entry.Flag("a_framework", "flag"),)) for _ in workers]
     for worker, context in zip(workers, contexts, strict=True):
         worker.do(context.__enter__)
     assert home.flag

@@ -11,14 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ampscope.capture.replay.cures.forms.call_form import CallForm, CallPlace, OperandBound
-from ampscope.capture.replay.cures.forms.form_change import ROUNDING, OtherForm
-from ampscope.capture.replay.cures.forms.mathematics.bounds import AddedEps, DivisorBound
-from ampscope.capture.replay.cures.forms.mathematics.empty import KeptRows, MeanOfNothing, ZeroInfinity
-from ampscope.capture.replay.cures.forms.mathematics.exponentials import MaxOff
-from ampscope.capture.replay.cures.forms.mathematics.logarithms import CrossEntropy, FromLogits
-from ampscope.capture.replay.cures.forms.mathematics.safe_where import SafeWhere
-from ampscope.capture.replay.cures.forms.mathematics.variances import Centred
+from ampscope.capture.changes.call_form import CallForm, CallPlace, OperandBound
+from ampscope.capture.changes.log_softmax import CrossEntropy, FromLogits, MaxOff
+from ampscope.capture.changes.reductions import Centred, KeptRows, MeanOfNothing, ZeroInfinity
+from ampscope.capture.changes.replaced_calls import ROUNDING, OtherForm
+from ampscope.capture.changes.safe_operands import AddedEps, DivisorBound, SafeWhere
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace.schema import Form
 

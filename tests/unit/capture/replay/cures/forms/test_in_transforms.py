@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.capture.replay.cures.forms.call_form import CallForm, CallPlace, OperandBound
-from ampscope.capture.replay.cures.forms.form_change import OtherForm
-from ampscope.capture.replay.cures.forms.mathematics.bounds import AddedEps
-from ampscope.capture.replay.cures.forms.mathematics.exponentials import MaxOff
+from ampscope.capture.changes.call_form import CallForm, CallPlace, OperandBound
+from ampscope.capture.changes.log_softmax import MaxOff
+from ampscope.capture.changes.replaced_calls import OtherForm
+from ampscope.capture.changes.safe_operands import AddedEps
 from ampscope.capture.torch_support.calls import transforms
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace.schema import Form

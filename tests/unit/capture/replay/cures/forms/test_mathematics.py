@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ampscope
-from ampscope.capture.replay.cures.forms.form_change import ROUNDING
+from ampscope.capture.changes.replaced_calls import ROUNDING
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import Change, Form, ReplayRow, Table, Trial
 from ampscope.trace.vocabulary import TOGETHER

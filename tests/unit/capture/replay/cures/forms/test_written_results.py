@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampscope.capture.replay.cures.forms.call_form import Call, CallForm, CallPlace, OperandBound
-from ampscope.capture.replay.cures.forms.form_change import OtherForm
-from ampscope.capture.replay.cures.forms.mathematics.bounds import DivisorBound, EndsBound
-from ampscope.capture.replay.cures.forms.mathematics.safe_where import SafeWhere
-from ampscope.capture.replay.cures.forms.range.constants import Constant
-from ampscope.capture.replay.cures.forms.range.float32_call import Float32Call
+from ampscope.capture.changes.call_form import Call, CallForm, CallPlace, OperandBound
+from ampscope.capture.changes.half_range import Constant, Float32Call
+from ampscope.capture.changes.replaced_calls import OtherForm
+from ampscope.capture.changes.safe_operands import DivisorBound, EndsBound, SafeWhere
 from ampscope.capture.torch_support.user_line import Place
 
 VALUES = torch.tensor([0.0, 0.25, 1.0])

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.precision.audit import audit
-from ampscope.capture.step.ending.looks.audit import widened
-from ampscope.capture.step.ending.looks.audit.audit import EAGERLY
-from ampscope.capture.step.ending.looks.audit.audit_rows import OTHER_DRAWS
-from ampscope.capture.step.ending.looks.audit.op_errors import OpErrors
+from ampscope.capture.checks import audit_reference
+from ampscope.capture.checks.audited_ops import OTHER_DRAWS, OpErrors
+from ampscope.capture.checks.step_audit import EAGERLY
 from ampscope.errors import WatchError
 from ampscope.trace.schema import AuditStatus, EventKind, Node, Table
 from tests.support.training.model_parts import grad_of
@@ -394,7 +393,7 @@ def test_attention_kernels_for_half_precision_alone_are_measured(
         return attention.local
 
     by_itself = locals_of(run_folder / "itself")
-    monkeypatch.setattr(widened, "HALF_ATTENTION", frozenset({name}))
+    monkeypatch.setattr(audit_reference, "HALF_ATTENTION", frozenset({name}))
     assert locals_of(run_folder / "other") == pytest.approx(by_itself, rel=1e-3)
 
 

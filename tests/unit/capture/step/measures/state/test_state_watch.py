@@ -16,9 +16,8 @@ from torch import Tensor, nn
 import ampscope
 from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.step.measures.state import held, state_watch
-from ampscope.capture.step.measures.state.held import Seen, StateHistory
-from ampscope.capture.step.measures.state.written_state import WrittenState
+from ampscope.capture.loop_state import held_state, state_watch
+from ampscope.capture.loop_state.held_state import Seen, StateHistory, WrittenState
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import StateKind
@@ -144,7 +143,7 @@ def test_single_numbers_beside_a_weight_may_be_infinite() -> None:
     optimizer = KeepsBest(model.parameters(), 1e-3)
     model(torch.randn(8, 4)).sum().backward()
     optimizer.step()
-    found = {each.name for each in held.optimizer_state(optimizer, Models([model]))}
+    found = {each.name for each in held_state.optimizer_state(optimizer, Models([model]))}
     assert found == {"exp_avg", "exp_avg_sq"}
 
 
@@ -155,10 +154,10 @@ def test_looks_are_rare() -> None:
 def test_the_largest_magnitude_of_any_tensor() -> None:
     long = torch.arange(5000.0)
     tensors = [torch.tensor([1.0, -3.0]), long, -long, torch.tensor(2.0, dtype=torch.float16)]
-    assert [float(each) for each in held.largest(tensors)] == [3, 4999, 4999, 2]
+    assert [float(each) for each in held_state.largest(tensors)] == [3, 4999, 4999, 2]
     for value in (math.nan, math.inf, -math.inf):
         long[7] = value
-        assert not math.isfinite(float(held.largest([long])[0]))
+        assert not math.isfinite(float(held_state.largest([long])[0]))
 
 
 # -- carried tensors ------------------------------------------------------------------------------------------------
@@ -191,13 +190,13 @@ def test_a_large_carried_tensor_is_measured_when_it_was_written_to(monkeypatch: 
     bank = torch.zeros(1 << 17)
     watch.carry("bank", bank)
     measured: list[int] = []
-    largest = held.largest
+    largest = held_state.largest
 
     def counted(tensors: list[Tensor]) -> list[Tensor]:
         measured.append(sum(each.numel() > 1 << 16 for each in tensors))
         return largest(tensors)
 
-    monkeypatch.setattr("ampscope.capture.step.measures.state.written_state.largest", counted)
+    monkeypatch.setattr("ampscope.capture.loop_state.held_state.largest", counted)
     for step in range(4):
         if step == 2:
             bank[0] = 1.0

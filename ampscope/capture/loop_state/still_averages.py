@@ -1,0 +1,271 @@
+"""A running average in half precision that never moves is rounded away, unless it has come to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ampscope.capture.changes.replay_change import EverythingIn
+from ampscope.capture.changes.replay_results import ReplayResult
+from ampscope.capture.loop_state.gap_replay import Closeup, Closeups, Names, wide
+from ampscope.capture.loop_state.loop_calls import Gap
+from ampscope.capture.loop_state.state_watch import is_due
+from ampscope.capture.tape.tape_entry import EarlierResult, Entry, OutsideTensor, TensorReference
+from ampscope.capture.torch_support import torch_private
+from ampscope.capture.torch_support.dtypes import HALF
+from ampscope.capture.torch_support.guard import Suppressed
+from ampscope.capture.torch_support.user_line import NOWHERE, Place, program_line
+from ampscope.capture.tracing.sites import dtype_name
+from ampscope.capture.tracing.tracer import Tracer
+from ampscope.trace.evidence import Evidence, LostUpdates
+from ampscope.trace.schema import Node, ReplayStatus, Trigger
+
+#: Looks in a row in which a tensor has to stand still.
+READINGS = 3
+#: Share of a tensor's elements that must stand still although float32 moves them.
+MOST_STILL = 0.9
+#: How far from where it is heading such an element must be, as a share of its value.
+_FAR = 0.1
+#: A second run in float32 begins with values this much larger: what is left of that afterwards is what they keep.
+LARGER = 1.5
+#: The least share of a value that a step replaces, as far as float32 can tell.
+_LEAST = 2.0**-20
+#: How much the steps of a counter may differ.
+_ALIKE = 2.0**-10
+
+
+class Movement(NamedTuple):
+    """The movement of a tensor in a step in float32."""
+
+    moved: Tensor  #: the change of each element (float32)
+    follows: Tensor  #: which share of each element the step replaces: the momentum of a running average
+
+
+def movement_of(before: Tensor, after: Tensor, larger: Tensor, after_larger: Tensor) -> Movement:
+    """The movement, from two runs.
+
+    Args:
+        before: What it held (float32).
+        after: What it holds after the step in float32.
+        larger: What it held in a second run.
+        after_larger: What it holds after that.
+    """
+    shifted = larger - before
+    keeps = torch.where(shifted != 0, (after_larger - after) / shifted, 0.0)
+    return Movement(after - before, (1 - keeps).clamp(_LEAST, 1.0))
+
+
+class _Reading(NamedTuple):
+    step: int
+    before: Tensor
+    movement: Movement
+
+    @property
+    def heading(self) -> Tensor:
+        """How far each element is from what it follows, by its movement in float32."""
+        return self.movement.moved / self.movement.follows
+
+
+class Stillness:
+    """The looks at one tensor in which it stood still.
+
+    Args:
+        dtype: Of the tensor.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._since = 0
+        self._readings: list[_Reading] = []
+
+    def read(self, step: int, before: Tensor, found: Movement) -> None:
+        """Takes down a look in which the tensor stood still in a step, where float32 moves it."""
+        if not self._readings:
+            self._since = step
+        self._readings = [*self._readings, _Reading(step, before.detach().float(), found)][-READINGS:]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its updates are rounded away; waits for the device."""
+        return len(self._readings) == READINGS and float(self._far_off().float().mean()) >= MOST_STILL / 2
+
+    def _far_off(self) -> Tensor:
+        """The elements that float32 moves the same way each time, and that are far from where they are heading."""
+        headings = torch.stack([each.heading for each in self._readings])
+        same_way = (headings > 0).all(0) | (headings < 0).all(0)
+        value = self._readings[-1].before.abs().clamp(min=torch.finfo(self._dtype).smallest_normal)
+        return same_way & (headings.mean(0).abs() > _FAR * value) & self._follows_or_counts()
+
+    def _follows_or_counts(self) -> Tensor:
+        """Leaves out sums of changing terms, small ones of which may be meant to be small (a warm-up)."""
+        moved = torch.stack([each.movement.moved for each in self._readings])
+        follows = torch.stack([each.movement.follows for each in self._readings]).amin(0) > 2 * _LEAST
+        return follows | ((moved - moved[-1]).abs() <= _ALIKE * moved[-1].abs()).all(0)
+
+    def described(self, name: str) -> LostUpdates:
+        """Describes the tensor that stands still for the evidence of an incident; means over the elements far off."""
+        far = self._far_off()
+        heading = torch.stack([each.heading for each in self._readings]).mean(0)
+        return LostUpdates(
+            name=name,
+            module=name.rpartition(".")[0],
+            dtype=dtype_name(self._dtype),
+            since=self._since,
+            last=self._readings[-1].step,
+            share=float(far.float().mean()),
+            value=float(self._readings[-1].before[far].abs().mean()),
+            off_by=float(heading[far].abs().mean()),
+        )
+
+
+#: Tensors that are looked at, the first that the loop writes; others of its averages fare alike.
+_MOST_TENSORS = 32
+
+
+class _Key(NamedTuple):
+    """Identifies tensors of two gaps as the same: by the line that writes them, and the how-many-th it writes there."""
+
+    place: Place
+    ordinal: int
+    shape: torch.Size
+
+
+class _Chain(NamedTuple):
+    """The writes to one tensor between two steps."""
+
+    first: OutsideTensor  #: as it was before them
+    last: EarlierResult  #: what the last of them left
+
+
+class StillCarried:
+    """Looks at the writes between some steps.
+
+    Args:
+        closeups: Runs calls again, and records what they did.
+    """
+
+    def __init__(self, closeups: Closeups) -> None:
+        self._closeups = closeups
+        self._readings: dict[_Key, Stillness] = {}
+        self._told = False
+        self._looked_at = -1  # step after which the latest calls that were looked at ran
+
+    def look(self, gap: Gap, names: Names, after: tuple[int, int]) -> None:
+        """Looks, if the turn has come.
+
+        Args:
+            gap: The calls between two steps.
+            names: What the tensors that they read are called, by ``id``.
+            after: Step and optimizer of the attempt before them.
+        """
+        if self._told or after[0] <= self._looked_at or not is_due(after[0]):
+            return
+        self._looked_at = after[0]
+        chains = dict(list(_chains(gap))[:_MOST_TENSORS])
+        if not chains:
+            return
+        tracer = self._closeups.unrecorded()
+        with Suppressed() as suppressed:
+            runs = _Runs(gap, chains, tracer)
+            lost = [key for key, chain in chains.items() if self._is_lost(key, chain, runs, after[0])]
+            if lost:
+                self._tell(gap, {key: chains[key] for key in lost}, names, after)
+        tracer.release()
+        if suppressed.error is not None:
+            self._readings.clear()
+
+    def _is_lost(self, key: _Key, chain: _Chain, runs: _Runs, step: int) -> bool:
+        before = chain.first.tensor.detach()
+        if float((runs.faithful[key] == before).float().mean()) < MOST_STILL:
+            self._readings.pop(key, None)
+            return False
+        wide = before.float()
+        found = movement_of(wide, runs.wide[key], _enlarged(wide), runs.larger[key])
+        reading = self._readings.setdefault(key, Stillness(before.dtype))
+        reading.read(step, before, found)
+        return reading.is_lost
+
+    def _tell(self, gap: Gap, lost: dict[_Key, _Chain], names: Names, after: tuple[int, int]) -> None:
+        """Records the calls as they ran, and what stands still."""
+        self._told = True
+        known = {key: names.get(chain.first.identity) for key, chain in lost.items()}
+        called = {
+            key: (node or (Node.CARRIED, f"carried tensor {n}")) for n, (key, node) in enumerate(known.items(), 1)
+        }
+        named = names | {chain.first.identity: called[key] for key, chain in lost.items()}
+        found = tuple(self._readings[key].described(called[key][1]) for key in lost)
+        counted = min(each.since for each in found), after[1]
+        sinks = [(called[key][1], chain.last) for key, chain in lost.items()]
+        evidence = Evidence(still=found, source=program_line(gap.tape[sinks[0][1].entry].place))
+        rows = self._closeups.traced(gap, named, sinks).counted_for(counted)
+        self._closeups.record(Trigger.BUFFER_STANDS_STILL, counted, rows, ReplayResult(ReplayStatus.EXACT), evidence)
+
+
+class _Runs:
+    """The calls run again: as they were, in float32, and in float32 from larger values."""
+
+    def __init__(self, gap: Gap, chains: dict[_Key, _Chain], tracer: Tracer) -> None:
+        self._gap = gap
+        self._chains = chains
+        self._averages = {chain.first.identity for chain in chains.values()}
+        self.faithful = self._results(Closeup(gap, tracer, {}))
+        with EverythingIn(torch.float32).active(lambda: NOWHERE):
+            self.wide = self._results(Closeup(gap, tracer, {}, leaf=lambda _, tensor: wide(tensor)))
+            self.larger = self._results(Closeup(gap, tracer, {}, leaf=self._leaf_enlarged))
+
+    def _leaf_enlarged(self, identity: int, tensor: Tensor) -> Tensor:
+        return _enlarged(wide(tensor)) if identity in self._averages else wide(tensor)
+
+    def _results(self, run: Closeup) -> dict[_Key, Tensor]:
+        return dict(zip(self._chains, run.rerun([chain.last for chain in self._chains.values()]), strict=True))
+
+
+def _enlarged(tensor: Tensor) -> Tensor:
+    return torch.where(tensor == 0, torch.ones_like(tensor), tensor * LARGER)
+
+
+def _chains(gap: Gap) -> Iterator[tuple[_Key, _Chain]]:
+    """The tensors in half precision whose values before the calls are known, each with what the last write left."""
+    kept = _kept(gap)
+    owner: dict[tuple[int, int], OutsideTensor] = {}
+    last: dict[int, _Chain] = {}
+    for number, entry in enumerate(gap.tape.entries):
+        targets = _targets(entry)
+        for leaf, target in enumerate(targets):
+            first = kept.get(target.identity) if isinstance(target, OutsideTensor) else None
+            if isinstance(target, EarlierResult):
+                width = len(_targets(gap.tape[target.entry])) or 1
+                first = owner.get((target.entry, target.leaf % width))
+            if first is not None:
+                owner[number, leaf] = first
+                last[first.identity] = _Chain(first, EarlierResult(number, leaf))
+    counts: dict[tuple[Place, torch.Size], int] = {}
+    for chain in last.values():
+        place, shape = gap.tape[chain.last.entry].place, chain.first.tensor.shape
+        counts[place, shape] = counts.get((place, shape), 0) + 1
+        yield _Key(place, counts[place, shape], shape), chain
+
+
+def _targets(entry: Entry) -> list[TensorReference]:
+    """Returns the tensors that a call writes in place, as far as its first argument tells."""
+    if not entry.in_place or not entry.arguments.args:
+        return []
+    first = entry.arguments.args[0]
+    each = first if isinstance(first, (list, tuple)) else [first]
+    return [reference for reference in each if isinstance(reference, TensorReference)]
+
+
+def _kept(gap: Gap) -> dict[int, OutsideTensor]:
+    """Returns by ``id`` the tensors that were copied before the calls overwrote them."""
+    found: dict[int, OutsideTensor] = {}
+    for entry in gap.tape.entries:
+        for reference in entry.arguments.outside:
+            tensor = reference.tensor
+            is_copy = id(tensor) != reference.identity
+            fits = tensor.dtype in HALF and tensor.numel() > 0 and not tensor.requires_grad
+            if is_copy and fits and torch_private.version_counter(tensor) == reference.version:
+                found.setdefault(reference.identity, reference)
+    return found

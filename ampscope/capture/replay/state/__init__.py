@@ -1,1 +1,0 @@
-"""The state that a replay begins from: it works on copies, or puts it back as it was."""

@@ -1,1 +1,0 @@
-"""The step tape: an ordered list of the calls that made a step, with references to their arguments, not copies."""

@@ -1,0 +1,1 @@
+"""Running a step, or an optimizer's step, again: faithfully, or with one thing changed."""

@@ -1,1 +1,0 @@
-"""Follows the tensors that a loop carries from step to step: banks, queues, normalisers, moving averages, states."""

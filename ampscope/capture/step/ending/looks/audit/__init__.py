@@ -1,1 +1,0 @@
-"""The audit of a healthy step: what each op of it loses by the dtype in which it computes."""

@@ -1,1 +1,0 @@
-"""Measures gradients, weights and buffers around an optimizer step."""

@@ -1,1 +1,0 @@
-"""Compares what an optimizer means to write into half precision with what arrives there."""
