@@ -13,9 +13,9 @@ from ampscope import errors
 if TYPE_CHECKING:
     from ampscope.analysis.diagnosis.diagnosis import diagnose
     from ampscope.capture.heal.healing import Healing
-    from ampscope.capture.hooks.autocast import GradScaler, autocast
+    from ampscope.capture.hooks.amp_objects import GradScaler, autocast
     from ampscope.capture.keep_fp32 import keep_fp32
-    from ampscope.capture.record.signals.alert import Alert
+    from ampscope.capture.record.alerts import Alert
     from ampscope.capture.scope import Scope
     from ampscope.capture.watch import watch
     from ampscope.trace.read.run import Run, open_run
@@ -38,12 +38,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Alert": "ampscope.capture.record.signals.alert",
-    "GradScaler": "ampscope.capture.hooks.autocast",
+    "Alert": "ampscope.capture.record.alerts",
+    "GradScaler": "ampscope.capture.hooks.amp_objects",
     "Healing": "ampscope.capture.heal.healing",
     "Run": "ampscope.trace.read.run",
     "Scope": "ampscope.capture.scope",
-    "autocast": "ampscope.capture.hooks.autocast",
+    "autocast": "ampscope.capture.hooks.amp_objects",
     "diagnose": "ampscope.analysis.diagnosis.diagnosis",
     "keep_fp32": "ampscope.capture.keep_fp32",
     "open_run": "ampscope.trace.read.run",

@@ -68,14 +68,14 @@ FLOORS = {
         "torch_support budgets keep_fp32 events hooks tracing changes isolation tape usage record rerun cures "
         "loop_state heal step checks assembly scope watch"
     ),
-    "ampscope.capture.events": "open_step calls run_end functions observer",
     "ampscope.capture.step": (
         "cycle own_work observers gradients sampled_step live_trace scaler_history verdict incidents attempts "
         "endings loop_endings failed_calls step_rows step_watch"
     ),
     "ampscope.capture.tracing": (
-        "statistics operators operand_keeper executions sites sampling distinct flow traced_rows "
-        "program collective_ops op_points tracer"
+        "light_statistics exponent_histogram fused_kernel full_statistics batch_rows operators operand_keeper "
+        "executions sites selection headroom sampled_shapes distinct_values dataflow traced_rows places "
+        "running_code op_points tracer"
     ),
     "ampscope.analysis": (
         "results numerics tables words origin causes cures usage scale overview precision diagnosis replay"

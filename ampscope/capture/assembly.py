@@ -13,7 +13,7 @@ from ampscope.capture.checks.second_look import SecondLook
 from ampscope.capture.checks.step_audit import Audit
 from ampscope.capture.checks.still_buffers import StillBuffers
 from ampscope.capture.checks.still_updates import StillUpdates
-from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events import StepObserver
 from ampscope.capture.heal.healer import Healer
 from ampscope.capture.heal.healing import OF_RANKS, Healing, HealingLog
 from ampscope.capture.heal.optimizer_state import Ahead, Declined
@@ -23,9 +23,8 @@ from ampscope.capture.loop_state.held_state import StateHistory, WrittenState
 from ampscope.capture.loop_state.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.loop_state.state_watch import StateWatch
 from ampscope.capture.record.configuration import Configuration
-from ampscope.capture.record.mistakes import MistakeReport
 from ampscope.capture.record.run_recorder import Recorder
-from ampscope.capture.record.terminal import Terminal
+from ampscope.capture.record.terminal import MistakeReport, Terminal
 from ampscope.capture.rerun.optimizer_rerun import OptimizersBefore
 from ampscope.capture.rerun.step_replay import Again
 from ampscope.capture.step.attempts import Attempts
@@ -42,13 +41,12 @@ from ampscope.capture.step.step_rows import StepRows, TraceEnding
 from ampscope.capture.step.step_watch import StepWatch
 from ampscope.capture.tape.received_values import ReceivedValues
 from ampscope.capture.tape.step_tape import StepTape
-from ampscope.capture.torch_support.calls.pause import Pause
-from ampscope.capture.torch_support.communication import process_group
+from ampscope.capture.torch_support import process_group
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.modes import Pause
 from ampscope.capture.torch_support.readback import Readback
 from ampscope.capture.usage.amp_effect import AmpEffect
-from ampscope.capture.usage.usage_observer import UsageObserver
 from ampscope.capture.usage.usage_watch import UsageWatch
 from ampscope.trace.schema import EventKind
 from ampscope.trace.vocabulary import STATE_LOOK, STEP_RECORD, STEP_TAPE
@@ -82,7 +80,10 @@ def step_watch(
     optimizers = OptimizerNumbers(models, recorder.next_step, recorder.describe_parameters, guard)
     own = OwnWork(pause, lambda text: recorder.event(EventKind.WARNING, optimizers.step_of(None), text))
     report = MistakeReport(recorder, terminal, optimizers.step_of)
-    usage, written = UsageWatch(models, report, optimizers.step_of), WrittenState(models, history, guard)
+    usage, written = (
+        UsageWatch(models, report, optimizers.step_of, guard_for("the usage check")),
+        WrittenState(models, history, guard),
+    )
     live, tape = LiveTrace(models, recorder, terminal, budgets[0], pause, trace), _tape(models, usage, pause, guard_for)
     healer = _healer(healing, models, recorder, tape, budgets[1], terminal, guard_for)
     incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal, healer)
@@ -101,7 +102,7 @@ def step_watch(
         still=StillBuffers(models, incidents, tape, budgets[1], cycle, looking),
         updates=StillUpdates(models, recorder, terminal, budgets[1], looking),
         carried=carried,
-        usage=UsageObserver(usage, report, optimizers.step_of, guard_for("the usage check")),
+        usage=usage,
         rows=StepRows(models, recorder, readback, own, guard, (spikes.arrived, alive.arrived)),
         alive=alive,
         effect=AmpEffect(models, report, guard_for("the look at autocast regions")),

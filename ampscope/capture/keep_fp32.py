@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.torch_support.calls import call_state
-from ampscope.capture.torch_support.dtypes import cast, holds
+from ampscope.capture.torch_support import call_state
 from ampscope.capture.torch_support.models import unwrapped, without_wrappers
+from ampscope.capture.torch_support.tensor_tree import cast, holds
 from ampscope.errors import KeepError
 
 

@@ -13,25 +13,22 @@ from typing import Any
 
 import torch
 
+from ampscope.capture import events
 from ampscope.capture.assembly import step_watch
 from ampscope.capture.budgets import TraceBudget, replays
-from ampscope.capture.events import run_end
 from ampscope.capture.heal.healing import Healing
 from ampscope.capture.hooks import collective_calls, process_hooks
 from ampscope.capture.hooks.module_calls import ModuleWatch
 from ampscope.capture.record.configuration import Configurable, Configuration
-from ampscope.capture.record.live_figures import LiveFigures
 from ampscope.capture.record.operand_files import OperandFiles
 from ampscope.capture.record.run_recorder import Recorder
-from ampscope.capture.record.signals.signals import Receivers, Signals
-from ampscope.capture.record.terminal import Terminal
-from ampscope.capture.record.unseen_calls import UnseenCalls
+from ampscope.capture.record.signals import LiveFigures, Receivers, Signals
+from ampscope.capture.record.terminal import Terminal, UnseenCalls
 from ampscope.capture.step.step_watch import ScalerWatch
-from ampscope.capture.torch_support import guard, torch_private
-from ampscope.capture.torch_support.calls.threads import changing
-from ampscope.capture.torch_support.communication import process_group
+from ampscope.capture.torch_support import guard, process_group, torch_private
 from ampscope.capture.torch_support.guard import Guard, Suppressed, surely
 from ampscope.capture.torch_support.models import Extent, Models, extent
+from ampscope.capture.torch_support.threads import changing
 from ampscope.errors import WatchError
 from ampscope.trace.schema import EventKind
 from ampscope.trace.write.writer import TraceWriter
@@ -77,7 +74,8 @@ class Scope(Configurable):
         self._modules.keeps, self._home = self, self._modules.home
         self._unseen = UnseenCalls(self._recorder, self._terminal)
         self._scalers: list[ScalerWatch] = []
-        self._rank_checked, self._handled_before, self._following = False, run_end.handled(), self._guard("the watch")
+        self._rank_checked, self._handled_before = False, events.error_handled()
+        self._following = self._guard("the watch")
         guard.stand_behind(self)
 
     # -- opening and closing ------------------------------------------------------------------------------------
@@ -111,9 +109,9 @@ class Scope(Configurable):
 
     def close(self) -> None:
         """Removes everything from the training process and completes the trace. Safe to call twice."""
-        guard.tell(self._close, run_end.in_flight(self._handled_before))
+        guard.tell(self._close, events.end_in_flight(self._handled_before))
 
-    def _close(self, end: run_end.RunEnd) -> None:
+    def _close(self, end: events.RunEnd) -> None:
         with changing:
             was_open, self._open = self._open, False
             opened.pop(self, None)
@@ -154,7 +152,7 @@ class Scope(Configurable):
         if error is not None:
             with Suppressed():  # an error may fail to say what it is
                 self.note(f"left by {type(error).__name__}: {error}")
-        self._close(run_end.RunEnd(error, is_known=True))
+        self._close(events.RunEnd(error, is_known=True))
 
     def __repr__(self) -> str:
         return f"<ampscope.Scope {'open' if self._open else 'closed'} {str(self.folder)!r}>"
@@ -306,7 +304,7 @@ def open_scopes() -> list[Scope]:
 @atexit.register
 def _close_all() -> None:
     for scope in [*open_scopes(), *forgotten]:
-        scope._close(run_end.of_process(scope._handled_before))
+        scope._close(events.end_of_process(scope._handled_before))
 
 
 class Forgettable(Scope):
@@ -322,6 +320,6 @@ class Forgettable(Scope):
             forgotten.append(self)
             return
         try:
-            self._close(run_end.NOT_KNOWN)
+            self._close(events.END_NOT_KNOWN)
         finally:
             changing.release()

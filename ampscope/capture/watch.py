@@ -17,24 +17,21 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 import ampscope
+from ampscope.capture import events
 from ampscope.capture.budgets import TRIALS
-from ampscope.capture.events import run_end
-from ampscope.capture.events.run_end import NOT_KNOWN
+from ampscope.capture.events import END_NOT_KNOWN
 from ampscope.capture.heal.healing import Healing, asked_for, configured
-from ampscope.capture.hooks import scaler_kinds
-from ampscope.capture.hooks.accelerator import Accelerator, is_accelerator, prepared
-from ampscope.capture.record.job import Job, this_job
-from ampscope.capture.record.run_folder import DEFAULT_FOLDER, asked_folder, default_folder, is_verified
-from ampscope.capture.record.sampled_ranks import sampled_ranks
-from ampscope.capture.record.settings import check_costs, check_optimizer, checked
-from ampscope.capture.record.signals.signals import OnIncident, receivers
-from ampscope.capture.record.signals.tracker import Tracker
+from ampscope.capture.hooks import amp_objects
+from ampscope.capture.hooks.amp_objects import Accelerator, is_accelerator, prepared
+from ampscope.capture.record.run_folder import DEFAULT_FOLDER, Job, asked_folder, default_folder, is_verified, this_job
+from ampscope.capture.record.settings import check_costs, check_optimizer, checked, sampled_ranks
+from ampscope.capture.record.signals import OnIncident, Tracker, receivers
 from ampscope.capture.record.terminal import say
 from ampscope.capture.scope import Forgettable, Scope, forgotten, open_scopes, opened
-from ampscope.capture.torch_support.calls import kernel_choice
-from ampscope.capture.torch_support.calls.modes_aside import others_aside
-from ampscope.capture.torch_support.calls.threads import changing
+from ampscope.capture.torch_support import call_state
 from ampscope.capture.torch_support.models import Extent, Models, inside_fabric
+from ampscope.capture.torch_support.modes import others_aside
+from ampscope.capture.torch_support.threads import changing
 from ampscope.capture.torch_support.user_line import user_place
 from ampscope.errors import WatchError
 from ampscope.trace.manifest import Manifest
@@ -147,7 +144,7 @@ def watch(
 def _close_forgotten() -> None:
     """Closes the scopes of models that nobody holds any more, as a collection finds; under `threads.changing`."""
     while forgotten:
-        forgotten.pop()._close(NOT_KNOWN)
+        forgotten.pop()._close(END_NOT_KNOWN)
     if not opened:
         return
     for scope in open_scopes():
@@ -194,9 +191,9 @@ def _scaler(scaler: Any) -> Any | None:
     """The scaler to watch; None where none was given."""
     if scaler is None:
         return None
-    found = scaler_kinds.torch_scaler(scaler)
+    found = amp_objects.torch_scaler(scaler)
     if found is None:
-        raise WatchError(scaler_kinds.refusal(scaler))
+        raise WatchError(amp_objects.refusal(scaler))
     return found
 
 
@@ -246,7 +243,7 @@ def _new_folder(models: Models, job: Job) -> Path:
 def _close_remote() -> None:
     for scope in open_scopes():
         if isinstance(scope.folder, BucketPath):
-            scope._close(run_end.of_process(scope._handled_before))
+            scope._close(events.end_of_process(scope._handled_before))
 
 
 def _manifest(models: Models, job: Job, name: str, configuration: dict[str, Any]) -> Manifest:
@@ -265,7 +262,7 @@ def _manifest(models: Models, job: Job, name: str, configuration: dict[str, Any]
         name=name,
         model=models.main_type(),
         parameters=sum(parameter.numel() for _, parameter in models.parameters.values()),
-        configuration=configuration | _watched_at() | {"kernels": kernel_choice.by_name(kernel_choice.current())},
+        configuration=configuration | _watched_at() | {"kernels": call_state.kernels_by_name(call_state.kernels_now())},
         job=job.ids,
         host=platform.node(),
     )

@@ -6,8 +6,8 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from ampscope.capture.record.job import this_job
-from ampscope.capture.torch_support.communication import process_group
+from ampscope.capture.record.run_folder import this_job
+from ampscope.capture.torch_support import process_group
 from ampscope.trace.schema import MANIFEST
 
 NAME = "ampscope"

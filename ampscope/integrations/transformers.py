@@ -9,7 +9,7 @@ from typing import Any
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 import ampscope
-from ampscope.capture.hooks.accelerator import as_called
+from ampscope.capture.hooks.amp_objects import as_called
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.integrations._calling import calling

@@ -4,13 +4,27 @@ The first NaN is often not the culprit. The walk starts at what matters (the los
 follows non-finite values back to the ops whose operands were all finite and whose result was not.
 """
 
-from ampscope.provenance.absorbed import absorbed, reaches_loss
-from ampscope.provenance.births import Birth, Harmless, harmless_births
-from ampscope.provenance.collapsed import FEWEST_VALUES, DistinctValues, collapsed
 from ampscope.provenance.graph import Graph, has_nan, is_finite, op_name
-from ampscope.provenance.hidden import hidden, hidden_beside
-from ampscope.provenance.lost_mass import LOST_SHARE, HowLost, Loss, cancelled, lost_mass
+from ampscope.provenance.lost_values import (
+    FEWEST_VALUES,
+    LOST_SHARE,
+    DistinctValues,
+    HowLost,
+    Loss,
+    cancelled,
+    collapsed,
+    lost_mass,
+)
 from ampscope.provenance.parting import How, Parting, parting
+from ampscope.provenance.silent_overflows import (
+    Birth,
+    Harmless,
+    absorbed,
+    harmless_births,
+    hidden,
+    hidden_beside,
+    reaches_loss,
+)
 from ampscope.provenance.walk import Origin, is_deliberate, names_infinity, origins
 
 __all__ = [

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.capture.tracing.statistics.full_statistics import Census
-from ampscope.capture.tracing.statistics.fused_look import FusedLook, has_triton
+from ampscope.capture.tracing.full_statistics import Census, FusedLook, has_triton
 from gpu_check.models import GPT2, ResNet
 
 #: Steps before any is timed: past those at a run's start in which AMPscope looks closely.

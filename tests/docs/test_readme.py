@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 import ampscope
-from ampscope.capture.record.live_figures import LiveFigures
+from ampscope.capture.record.signals import LiveFigures
 from ampscope.cli.main import app
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ReplayStatus, Table

@@ -19,8 +19,8 @@ from ampscope.analysis.results import Incident
 from ampscope.analysis.scale.window import LEAST_LOOKS, MOSTLY
 from ampscope.analysis.tables.lazy_tables import collect_expressions, rank_table
 from ampscope.analysis.tables.step_history import History
-from ampscope.forecast.forecast import Forecast, forecast_fall
-from ampscope.provenance.meant import cannot_harm, is_meant, magnitude
+from ampscope.forecast import Forecast, forecast_fall
+from ampscope.provenance.large_values import cannot_harm, is_meant, magnitude
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import OpRow, Phase, Source, Table, source_of

@@ -19,11 +19,10 @@ from torch.utils import checkpoint
 from ampscope.capture.changes.call_form import Call, CallForm, CallPlace, Compared
 from ampscope.capture.changes.replay_change import ReplayChange
 from ampscope.capture.changes.replay_results import FormUsed
-from ampscope.capture.torch_support import torch_private
-from ampscope.capture.torch_support.calls import call_state, transforms
-from ampscope.capture.torch_support.calls.backward_call import RUN_BACKWARD, active_in_engine
-from ampscope.capture.torch_support.calls.function_names import is_in_place
-from ampscope.capture.torch_support.calls.random_state import random_state_kept
+from ampscope.capture.torch_support import call_state, torch_private, transforms
+from ampscope.capture.torch_support.backward_call import RUN_BACKWARD, active_in_engine
+from ampscope.capture.torch_support.call_state import random_state_kept
+from ampscope.capture.torch_support.function_names import is_in_place
 from ampscope.capture.torch_support.user_line import NOWHERE, Place, user_place
 from ampscope.trace import schema
 from ampscope.trace.vocabulary import TOGETHER

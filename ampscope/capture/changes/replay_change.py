@@ -15,15 +15,12 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.keep_fp32 import in_float32, own_forward
-from ampscope.capture.torch_support import torch_private
-from ampscope.capture.torch_support.calls import call_state
-from ampscope.capture.torch_support.calls.backward_call import RUN_BACKWARD, active_in_engine
-from ampscope.capture.torch_support.calls.function_names import is_in_place
-from ampscope.capture.torch_support.calls.half_conversions import METHODS, dtypes_asked
-from ampscope.capture.torch_support.calls.threads import PerThread
-from ampscope.capture.torch_support.dtypes import HALF
+from ampscope.capture.torch_support import call_state, torch_private
+from ampscope.capture.torch_support.backward_call import RUN_BACKWARD, active_in_engine
+from ampscope.capture.torch_support.function_names import METHODS, dtypes_asked, is_in_place
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.tensor_tree import inner_tensors, rewrapped, tensors
+from ampscope.capture.torch_support.tensor_tree import HALF, inner_tensors, rewrapped, tensors
+from ampscope.capture.torch_support.threads import PerThread
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 from ampscope.trace import schema
 from ampscope.trace.schema import LOSS_CODE

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ampscope.capture.torch_support.user_line import Place
-from ampscope.capture.tracing.statistics.batch_rows import RowShare
+from ampscope.capture.tracing.batch_rows import RowShare
 from ampscope.trace.evidence import Evidence, Reduction
 from ampscope.trace.schema import Change, Form, ReplayStatus, Trial
 

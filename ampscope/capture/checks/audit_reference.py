@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.tracing import operators
+from ampscope.capture.tracing.exponent_histogram import sample
+from ampscope.capture.tracing.light_statistics import stored
 from ampscope.capture.tracing.operand_keeper import Executed
 from ampscope.capture.tracing.operators import Operator
-from ampscope.capture.tracing.statistics.samples import sample
-from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.capture.tracing.tracer import Tracer
 
 #: Of an output, so many elements at most are compared with another execution's.

@@ -27,11 +27,11 @@ from ampscope.capture.checks.audit_reference import (
 )
 from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.local_shards import local
+from ampscope.capture.torch_support.sharding import local
 from ampscope.capture.tracing import operators
+from ampscope.capture.tracing.exponent_histogram import sample
 from ampscope.capture.tracing.operand_keeper import Executed
 from ampscope.capture.tracing.operators import Operator
-from ampscope.capture.tracing.statistics.samples import sample
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import AuditOpRow, Node, OpRow

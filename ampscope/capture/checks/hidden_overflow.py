@@ -18,8 +18,7 @@ from ampscope.capture.changes.replay_results import ChangedResult, Regained, Rep
 from ampscope.capture.checks import lost_gradients
 from ampscope.capture.checks.lost_gradients import Progress
 from ampscope.capture.cures.trial_plan import gradient_trial
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt, StepObserver
 from ampscope.capture.rerun.step_replay import Again
 from ampscope.capture.step import gradients
 from ampscope.capture.step.cycle import State, StepCycle
@@ -28,8 +27,8 @@ from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.local_shards import local
-from ampscope.capture.tracing.statistics.stats import finite
+from ampscope.capture.torch_support.sharding import local
+from ampscope.capture.tracing.light_statistics import finite
 from ampscope.capture.tracing.traced_rows import BadFlow, TracedRows
 from ampscope.provenance import Graph, Origin, absorbed, hidden, hidden_beside
 from ampscope.trace.evidence import Evidence

@@ -17,8 +17,7 @@ from ampscope.capture.changes.replay_change import ReplayChange
 from ampscope.capture.changes.replay_results import ChangedResult, FormUsed, ReplayResult, TrialResult
 from ampscope.capture.cures.optimizer_cures import USUAL_NORM, clipped, norm_of
 from ampscope.capture.cures.trial_costs import unobserved
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt, StepObserver
 from ampscope.capture.isolation import memory
 from ampscope.capture.rerun import step_replay
 from ampscope.capture.rerun.optimizer_rerun import StepAgain

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.step import gradients
-from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel, Values
+from ampscope.capture.torch_support.sharding import local
 from ampscope.capture.tracing.sites import dtype_name
 from ampscope.provenance import LOST_SHARE
 from ampscope.trace.dtypes import FINFO

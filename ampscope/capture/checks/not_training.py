@@ -14,22 +14,19 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.calls import BackwardCall, StepStart
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import EndedStep, StepAttempt
-from ampscope.capture.events.run_end import RunEnd
+from ampscope.capture.events import BackwardCall, EndedStep, RunEnd, StepAttempt, StepObserver, StepStart
 from ampscope.capture.loop_state.state_watch import MOST_NAMED, is_due
 from ampscope.capture.step import gradients
-from ampscope.capture.torch_support.communication.gradient_reduction import left_apart
-from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, stand_in
+from ampscope.capture.torch_support.process_group import left_apart
 from ampscope.capture.torch_support.readback import Readback, Values
+from ampscope.capture.torch_support.sharding import local
+from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import Place, user_place
-from ampscope.capture.tracing.statistics.checksums import checksum
+from ampscope.capture.tracing.light_statistics import checksum
 from ampscope.capture.usage.mistake import Mistake, ReportMistake
 from ampscope.trace.schema import StepRow
 from ampscope.trace.vocabulary import Cause, MistakeForm

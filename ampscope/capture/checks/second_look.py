@@ -21,16 +21,15 @@ from ampscope.capture.checks import lost_gradients
 from ampscope.capture.checks.hidden_overflow import HiddenOverflow
 from ampscope.capture.checks.lost_gradients import Largest, Progress, Sign, Signs, norm_of
 from ampscope.capture.cures.trial_plan import gradient_trial, gradient_trials
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt, StepObserver
 from ampscope.capture.rerun.step_replay import Again
 from ampscope.capture.step import gradients
 from ampscope.capture.step.cycle import State, StepCycle
 from ampscope.capture.step.incidents import Incidents
 from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.tape.taped_step import TapedStep
-from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.provenance import absorbed, cancelled, lost_mass
 from ampscope.trace.evidence import Evidence

@@ -25,11 +25,9 @@ from ampscope.capture.changes.replay_change import EverythingIn, ReplayChange
 from ampscope.capture.checks import audited_ops
 from ampscope.capture.checks.audit_reference import ReferenceSamples, sampled
 from ampscope.capture.checks.audited_ops import OTHER_DRAWS, Errors, OpErrors
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import EndedStep, StepAttempt
-from ampscope.capture.events.run_end import RunEnd
+from ampscope.capture.events import EndedStep, RunEnd, StepAttempt, StepObserver
 from ampscope.capture.isolation import memory
-from ampscope.capture.record.audit_requests import AuditRequests
+from ampscope.capture.record.configuration import AuditRequests
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.rerun import player, step_replay
@@ -39,11 +37,11 @@ from ampscope.capture.step.cycle import State, StepCycle
 from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.tape.tape_entry import Entry
 from ampscope.capture.tape.taped_step import TapedStep
-from ampscope.capture.torch_support.calls.backward_call import creates_graph
-from ampscope.capture.torch_support.dtypes import torch_dtype
+from ampscope.capture.torch_support.backward_call import creates_graph
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.sharding import local
+from ampscope.capture.torch_support.tensor_tree import torch_dtype
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer

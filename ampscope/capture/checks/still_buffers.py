@@ -16,8 +16,7 @@ from torch import Tensor
 from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.changes.replay_change import EverythingIn
 from ampscope.capture.changes.replay_results import Symptom
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt, StepObserver
 from ampscope.capture.isolation import memory
 from ampscope.capture.isolation.state_snapshot import StateSnapshot
 from ampscope.capture.loop_state.state_watch import is_due
@@ -29,9 +28,9 @@ from ampscope.capture.step.incidents import Incidents
 from ampscope.capture.step.verdict import Verdict
 from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.tape.taped_step import TapedStep
-from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.evidence import Evidence

@@ -18,18 +18,17 @@ from torch.optim.optimizer import Optimizer
 from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.changes.replay_results import ReplayResult
 from ampscope.capture.checks.update_drift import Convergence, Decay, Drift
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt, StepObserver
 from ampscope.capture.loop_state.state_watch import MOST_NAMED
 from ampscope.capture.loop_state.still_averages import LARGER, MOST_STILL, movement_of
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.step.gradients import KeptInHalf, kept_in_half, sampled
-from ampscope.capture.torch_support.calls.random_state import random_state_kept
-from ampscope.capture.torch_support.dtypes import HALF
+from ampscope.capture.torch_support.call_state import random_state_kept
 from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.trace.evidence import Evidence, LostUpdates
 from ampscope.trace.schema import ReplayStatus, StateKind, Trigger
 

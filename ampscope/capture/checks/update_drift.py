@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.loop_state.still_averages import READINGS, Movement
 from ampscope.capture.tracing.sites import dtype_name
 from ampscope.trace.evidence import LostUpdates

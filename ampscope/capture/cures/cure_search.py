@@ -24,8 +24,8 @@ from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE
+from ampscope.capture.tracing.light_statistics import finite
 from ampscope.capture.tracing.sites import Sites
-from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace import schema

@@ -13,13 +13,13 @@ from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.changes.half_range import survivor, vanishes
 from ampscope.capture.changes.replaced_calls import relative_change
 from ampscope.capture.changes.replay_results import ChangedResult, FormUsed, TrialResult
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.rerun.optimizer_rerun import Copied, StepAgain, rerun
-from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.capture.torch_support.user_line import NOWHERE
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.dtypes import FINFO

@@ -13,7 +13,7 @@ from ampscope.capture.changes.call_form import CallPlace
 from ampscope.capture.changes.log_softmax import FromLogits
 from ampscope.capture.changes.replaced_calls import ROUNDING, LossForms
 from ampscope.capture.changes.replay_results import ReplayResult, Symptom, TrialResult
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.heal.form_cures import LIVE, LIVE_IN_LOSS, FormOfLossCode, OneForm
 from ampscope.capture.heal.lasting_cure import LastingCure, ScaleRaised
 from ampscope.capture.heal.module_cures import Both, ConversionsWider, ModulesKept

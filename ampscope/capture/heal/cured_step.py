@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.changes.replay_change import ReplayChange
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.heal import repairs
 from ampscope.capture.heal.lasting_cure import LastingCure
 from ampscope.capture.heal.repairs import Poisoned
@@ -25,8 +25,8 @@ from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.tracing.light_statistics import can_be_bad, finite
 from ampscope.capture.tracing.sites import Sites
-from ampscope.capture.tracing.statistics.stats import can_be_bad, finite
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import CureKind
 

@@ -7,10 +7,16 @@ from typing import Any
 
 from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.changes.replay_change import ReplayChange
-from ampscope.capture.events.calls import JoinedScaler, ScalerCall, ScalerMethod, StepStart
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import EndedStep, StepAttempt
-from ampscope.capture.events.run_end import RunEnd
+from ampscope.capture.events import (
+    EndedStep,
+    JoinedScaler,
+    RunEnd,
+    ScalerCall,
+    ScalerMethod,
+    StepAttempt,
+    StepObserver,
+    StepStart,
+)
 from ampscope.capture.heal import cured_step, in_force, repairs
 from ampscope.capture.heal.cure_choice import BadStep
 from ampscope.capture.heal.cured_step import Handed, Plan

@@ -13,14 +13,14 @@ from torch import nn
 from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.changes.replaced_calls import LossForms
 from ampscope.capture.changes.replay_change import ReplayChange
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.heal.form_cures import FormOfLossCode, OneForm, form_of
 from ampscope.capture.heal.healing import Change, Healing, HealingLog
 from ampscope.capture.heal.lasting_cure import LastingCure, ScaleBound
 from ampscope.capture.heal.module_cures import Both, ConversionsWider, ModulesKept
 from ampscope.capture.keep_fp32 import Outputs
-from ampscope.capture.torch_support.dtypes import torch_dtype
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.tensor_tree import torch_dtype
 from ampscope.errors import AmpscopeError
 from ampscope.trace.schema import LOSS_CODE, CureKind, said
 

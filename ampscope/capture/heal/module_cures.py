@@ -14,11 +14,10 @@ from torch import nn
 from ampscope.capture.changes.replay_change import Conversions, ModulesInFloat32, ReplayChange
 from ampscope.capture.heal.lasting_cure import LastingCure
 from ampscope.capture.keep_fp32 import Float32Forward, HeldForward, KeptModules, Outputs, in_float32, kept, own_forward
-from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.tensor_tree import tensors
+from ampscope.capture.torch_support.tensor_tree import HALF, tensors
+from ampscope.capture.tracing.light_statistics import can_be_bad
 from ampscope.capture.tracing.sites import dtype_name
-from ampscope.capture.tracing.statistics.stats import can_be_bad
 from ampscope.trace.schema import CureKind
 
 

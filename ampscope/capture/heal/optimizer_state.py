@@ -13,8 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.changes.replay_change import ReplayChange
 from ampscope.capture.cures.optimizer_cures import surviving
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import EndedStep, StepAttempt
+from ampscope.capture.events import EndedStep, StepAttempt, StepObserver
 from ampscope.capture.heal.healer import Healer
 from ampscope.capture.heal.healing import Change
 from ampscope.capture.heal.lasting_cure import LastingCure
@@ -26,7 +25,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
 from ampscope.capture.torch_support.readback import Parcel
 from ampscope.capture.torch_support.torch_private import version_counter
-from ampscope.capture.tracing.statistics.stats import finite, measurable
+from ampscope.capture.tracing.light_statistics import finite, measurable
 from ampscope.trace.schema import CureKind, StateKind
 
 #: How much further than any other element of its parameter one may move by a state that was mended.

@@ -14,7 +14,7 @@ from ampscope.capture.changes import failure
 from ampscope.capture.changes.failure import OpKey
 from ampscope.capture.changes.replay_change import EverythingIn, ReplayChange
 from ampscope.capture.changes.replay_results import ChangedResult, Symptom, TrialResult
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.heal import cured_step, repairs
 from ampscope.capture.heal.cure_choice import BadStep, lasting, misses_float32
 from ampscope.capture.heal.cured_step import CuredStep, Handed, Plan

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ampscope.capture.changes.replay_change import ReplayChange
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.heal import cured_step, in_force
 from ampscope.capture.heal.cured_step import CuredStep
 from ampscope.capture.heal.lasting_cure import LastingCure
 from ampscope.capture.tape.tape_entry import UnscaledGradients
 from ampscope.capture.tape.taped_step import TapedStep
-from ampscope.capture.torch_support.communication import averaging
-from ampscope.capture.torch_support.communication.averaging import Averaging
-from ampscope.capture.torch_support.communication.ballot import Ballot
+from ampscope.capture.torch_support import own_collectives
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.own_collectives import Averaging
+from ampscope.capture.torch_support.process_group import Ballot
 from ampscope.trace.schema import CureKind
 
 #: Why nothing can be done where no rank's own part of the step was bad.
@@ -53,7 +53,7 @@ class Tried:
     """The outcome of a rank's own part of the step with what was proposed."""
 
     why_not: str = ""  #: why it is of no use here; empty where it is
-    gradients: list[list[str]] = field(default_factory=list)  #: that it could give to an average; see `averaging`
+    gradients: list[list[str]] = field(default_factory=list)  #: that it could give to an average; see `own_collectives`
     why_lost: str = ""  #: why the step itself cannot be saved; empty where it can
 
     def written(self) -> str:
@@ -274,7 +274,7 @@ class Agreement:
         lost = lost or _why_lost(proposal, cured)
         lost = lost or cured_step.why_not_handed_over(step, attempt.optimizer, self._models, averages=True)
         flat = None if lost else Averaging(cured.gradients)  # memory is taken before all begin
-        signature = [] if lost else averaging.signature(cured.gradients)
+        signature = [] if lost else own_collectives.gradient_signature(cured.gradients)
         return _Own(Tried(gradients=signature, why_lost=lost), cure, cured, flat)
 
     def _done(self, agreed: Agreed, proposal: Proposal, own: _Own, group: Any) -> Agreed:
@@ -300,4 +300,4 @@ def _why_lost(proposal: Proposal, cured: CuredStep) -> str:
         return "it overflowed by its scale"
     if cured.hooked:
         return f"a function of the loop's own may change the gradient of {cured.hooked}, and a replay runs none"
-    return averaging.why_not(cured.gradients)
+    return own_collectives.why_not_averaged(cured.gradients)

@@ -9,7 +9,7 @@ import math
 from torch import Tensor
 
 from ampscope.capture.budgets import ReplayBudget
-from ampscope.capture.events.open_step import EndedStep, StepAttempt
+from ampscope.capture.events import EndedStep, StepAttempt
 from ampscope.capture.heal import cured_step
 from ampscope.capture.heal.cure_choice import BadStep
 from ampscope.capture.heal.cured_step import Handed, Plan
@@ -19,9 +19,9 @@ from ampscope.capture.heal.rank_agreement import Agreed, Agreement, Proposal, ed
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.tape.taped_step import TapedStep
-from ampscope.capture.torch_support.communication.ballot import Ballot
 from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.process_group import Ballot
 from ampscope.trace.schema import CureKind
 
 #: What ranks can agree on: a change that each can try on its own part of the step, or a step that none makes.

@@ -11,14 +11,14 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.changes.replay_change import ReplayChange
 from ampscope.capture.cures import cure_search
-from ampscope.capture.events.open_step import ScaleState, StepAttempt
+from ampscope.capture.events import ScaleState, StepAttempt
 from ampscope.capture.isolation.state_snapshot import StateSnapshot
 from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import torch_private
-from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
-from ampscope.capture.tracing.statistics.stats import can_be_bad, finite
+from ampscope.capture.torch_support.sharding import local
+from ampscope.capture.tracing.light_statistics import can_be_bad, finite
 from ampscope.trace.schema import CureKind
 
 #: Of a weight's elements, at most this share may be set to zero; a single one always may.

@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.torch_support import dynamo, guard
-from ampscope.capture.torch_support.calls.threads import HomeThread, changing
+from ampscope.capture.torch_support.threads import HomeThread, Listeners, changing
 
 #: Methods of a process group, and the op of ``c10d`` that each runs.
 OPS = {

@@ -15,11 +15,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ampscope.capture.hooks.listeners import Listeners
 from ampscope.capture.torch_support import dynamo, guard
-from ampscope.capture.torch_support.calls.modes_aside import making_graph
-from ampscope.capture.torch_support.calls.threads import HomeThread, Together, changing
 from ampscope.capture.torch_support.models import unwrapped
+from ampscope.capture.torch_support.modes import making_graph
+from ampscope.capture.torch_support.threads import HomeThread, Listeners, Together, changing
 
 #: Functions of torch that make a graph of a model.
 _GRAPH_MAKERS = ((torch.export, "export"), (torch.jit, "trace"), (torch.jit, "trace_module"))

@@ -1,10 +1,17 @@
-"""The instrumented form of a watched model: its outermost calls go through the step watch."""
+"""The outermost calls of a watched model go through the step watch; those that mean something else are let through.
+
+Lightning sends ``training_step`` through ``DistributedDataParallel`` by giving the model another ``forward`` for
+one call. What runs then is the user's loop: it logs, it may step optimizers. Such a call is let through, and the
+modules that are called inside it count as called by the loop. A redirection is made anew for each call; a forward that
+stays is the module's own from its second call on.
+"""
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -12,14 +19,49 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ampscope.capture.events.calls import Through
+from ampscope.capture.events import Through
 from ampscope.capture.hooks import compiled_modules, instrumented, transform_calls
-from ampscope.capture.hooks.redirection import Redirections
 from ampscope.capture.hooks.transform_calls import Experience
-from ampscope.capture.torch_support import dynamo, guard, torch_private
-from ampscope.capture.torch_support.calls import fast_paths
-from ampscope.capture.torch_support.calls.threads import HomeThread
+from ampscope.capture.torch_support import dynamo, guard, modes, torch_private
 from ampscope.capture.torch_support.models import Models, is_optimized, unwrapped
+from ampscope.capture.torch_support.threads import HomeThread
+
+
+class Redirections:
+    """Knows the forward that each module had when watching began.
+
+    Args:
+        modules: The watched modules.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._forwards = {id(module): _own_forward(module) for module in modules}
+        self._latest: dict[int, Any] = {}  # by the module called, a wrapper or what it wraps: what stood in for forward
+
+    def is_redirected(self, module: nn.Module) -> bool:
+        """Whether a call of ``module`` runs something else than the forward it had."""
+        called, module = id(module), unwrapped(module)
+        now = _own_forward(module)
+        if now is None or now is self._forwards.setdefault(id(module), now):
+            return False
+        if now is self._latest.get(called):  # it stayed: the user has given the module another forward
+            self._forwards[id(module)] = now
+            return False
+        self._latest[called] = now
+        return True
+
+
+def _own_forward(module: nn.Module) -> Any:
+    """The forward that is set on the module itself; None where it is the one of its class, or wraps that."""
+    forward = vars(module).get("forward")
+    if forward is None:
+        return None
+    forward = inspect.unwrap(forward)
+    if type(forward).__module__.startswith("ampscope."):  # a module that is kept in float32
+        return None
+    of_class = getattr(forward, "__func__", None) is type(module).forward
+    return None if of_class and getattr(forward, "__self__", None) is module else forward
+
 
 #: Steps during which every module's call is looked at, to learn which submodules the loop calls by itself.
 LEARNING_STEPS = 2
@@ -177,7 +219,7 @@ class ModuleWatch:
     def compiles(self) -> None:
         """``torch.compile`` is used: it warns of hooks on all modules."""
         self._stop_learning()
-        fast_paths.leave_to_dynamo()
+        modes.leave_to_dynamo()
 
     def compiled_called(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A compiled module was called; it counts as a call of the watched module inside."""

@@ -1,6 +1,9 @@
-"""Tells open scopes of process-wide events: backward, optimizer steps, a scaler's first use.
+"""While a scope is open AMPscope hears process-wide of backward, optimizer steps and a scaler's first use.
 
 Installed when the first scope opens, removed when the last closes.
+
+Torch keeps its stacks of modes for each thread, and none can reach another's. So what a run leaves there when another
+thread closes it stays, passes on what it hears, and goes when the loop next comes by a hook of the process.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial, update_wrapper, wraps
@@ -18,12 +22,11 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.calls import ScalerMethod
-from ampscope.capture.hooks.listeners import Listeners
+from ampscope.capture.events import ScalerMethod
 from ampscope.capture.hooks.scaler_calls import ScalerListener, announced
 from ampscope.capture.torch_support import dynamo, guard, torch_private
-from ampscope.capture.torch_support.calls.threads import HomeThread, changing
 from ampscope.capture.torch_support.optimizer_view import around_every_step
+from ampscope.capture.torch_support.threads import HomeThread, Listeners, changing
 
 
 class Listener(Protocol):
@@ -290,3 +293,86 @@ class _EveryListener:
     def after_optimizer(self, optimizer: Optimizer) -> None:
         for listener in _listeners:
             listener.after_optimizer(optimizer)
+
+
+_left: set[LeftBehind] = set()
+
+
+def leave_behind(is_swept: Callable[[], bool], ended: Callable[[], object], home: HomeThread) -> None:
+    """Has ``is_swept`` called in the loop's thread until it says that nothing is there any more.
+
+    Args:
+        is_swept: Takes away what is there.
+        ended: Called, in any thread, when the loop's has ended before.
+        home: The thread of the loop.
+    """
+    with changing:
+        if (life := home.life) is None:
+            ended()
+            return
+        left = LeftBehind(is_swept, ended)
+        _left.add(left)
+        join(left, home)
+        weakref.finalize(life, left.thread_ended).atexit = False
+
+
+class LeftBehind:
+    """Hears of the loop's next calls; see `Listener`.
+
+    Args:
+        is_swept: Takes everything away; returns whether all of it is gone.
+        ended: Called when the thread has ended before that.
+    """
+
+    def __init__(self, is_swept: Callable[[], bool], ended: Callable[[], object]) -> None:
+        self._is_swept, self._ended = is_swept, ended
+
+    def thread_ended(self) -> None:
+        """The loop will not come by any more."""
+        with changing:
+            if self in _left:
+                self._ended()
+                self._end()
+
+    def _end(self) -> None:
+        with changing:
+            _left.discard(self)
+            leave(self)
+
+    def _comes_by(self) -> None:
+        if self._is_swept():
+            self._end()
+
+    def backward(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Sweeps, before the backward."""
+        self._comes_by()
+        return call(*args, **kwargs)
+
+    def backward_comes(self) -> None:
+        """See `Listener`."""
+
+    def backward_lost(self) -> None:
+        """See `Listener`."""
+
+    def before_optimizer(self, *_: Any, **__: Any) -> None:
+        """Sweeps. Torch goes through the hooks of optimizers just now, so its own stay."""
+        self._is_swept()
+
+    def closure(self, _: Any, call: Callable[[], Any]) -> Any:
+        """Runs the closure."""
+        return call()
+
+    def after_optimizer(self, _: Any) -> None:
+        """Has swept before."""
+
+    def scheduled(self, _: Any) -> None:
+        """Takes away what was left behind, for the loop has come by."""
+        self._comes_by()
+
+    def region_switched_off(self, *_: Any) -> None:
+        """Takes away what was left behind, for the loop has come by."""
+        self._comes_by()
+
+    def adopt(self, _: Any) -> None:
+        """Takes away what was left behind, for the loop has come by."""
+        self._comes_by()

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ampscope.capture.events.calls import ScalerCall, ScalerMethod
-from ampscope.capture.hooks.listeners import Listeners
+from ampscope.capture.events import ScalerCall, ScalerMethod
 from ampscope.capture.torch_support import guard
-from ampscope.capture.torch_support.calls.threads import HomeThread, changing
+from ampscope.capture.torch_support.threads import HomeThread, Listeners, changing
 
 
 class ScalerListener(Protocol):

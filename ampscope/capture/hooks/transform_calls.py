@@ -17,12 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture.events.calls import InsideTransform, Through
-from ampscope.capture.hooks.listeners import Listeners
-from ampscope.capture.torch_support import guard, tensor_tree, torch_private
-from ampscope.capture.torch_support.calls import call_state, transforms
-from ampscope.capture.torch_support.calls.threads import HomeThread, changing
-from ampscope.capture.torch_support.calls.transforms import Transform
+from ampscope.capture.events import InsideTransform, Through
+from ampscope.capture.torch_support import call_state, guard, tensor_tree, torch_private, transforms
+from ampscope.capture.torch_support.threads import HomeThread, Listeners, changing
+from ampscope.capture.torch_support.transforms import Transform
 
 #: Times that a function is transformed without a call of a watched model before it begins no more steps.
 TRIES = 2
@@ -290,7 +288,7 @@ class _Reading(TorchFunctionMode):
     def _look(self, inside: InsideTransform, name: str, args: Any) -> None:
         if len(args) == 2 and name in _PRODUCTS:
             inside.factors += [_outside(each) for each, other in (args, args[::-1]) if _is_single(other)]
-        inside.half = inside.half or call_state.current(self._types).autocast_dtype is torch.float16
+        inside.half = inside.half or call_state.ambient_now(self._types).autocast_dtype is torch.float16
 
     def _read(self, value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support import torch_private
-from ampscope.capture.torch_support.communication.refusal import PLAIN
 from ampscope.capture.torch_support.dynamo import OwnMode
+from ampscope.capture.torch_support.own_collectives import PLAIN
 from ampscope.capture.tracing import operators
-from ampscope.capture.tracing.program.function_watch import FunctionWatch
-from ampscope.capture.tracing.statistics.stats import extremes
+from ampscope.capture.tracing.light_statistics import extremes
+from ampscope.capture.tracing.running_code import FunctionWatch
 from ampscope.capture.tracing.tracer import Tracer
 
 #: Device types on which nothing is asserted that an exception would not tell.

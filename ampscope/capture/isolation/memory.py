@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from ampscope.capture.torch_support import torch_private
-from ampscope.capture.torch_support.communication.refusal import PLAIN
 from ampscope.capture.torch_support.dynamo import OwnMode
-from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.own_collectives import PLAIN
+from ampscope.capture.torch_support.sharding import local
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.tracing import operators
 

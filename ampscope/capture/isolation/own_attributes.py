@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ampscope.capture.torch_support.calls.threads import changing, origin, whatever_comes
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.tensor_tree import plain_copy
+from ampscope.capture.torch_support.threads import changing, origin, whatever_comes
 
 _plain_read, _plain_write = object.__getattribute__, object.__setattr__
 #: By thread: what holds the attributes of modules that have others there, by ``id`` of the module.

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support import torch_private
-from ampscope.capture.torch_support.communication.refusal import PLAIN
 from ampscope.capture.torch_support.dynamo import OwnMode
 from ampscope.capture.torch_support.guard import surely
+from ampscope.capture.torch_support.own_collectives import PLAIN
 from ampscope.capture.tracing import operators
 from ampscope.capture.tracing.operators import Operator
-from ampscope.capture.tracing.program.function_watch import FunctionWatch
+from ampscope.capture.tracing.running_code import FunctionWatch
 
 #: Tensors up to this size are copied where nobody can see whether they are written into.
 COPIED_BYTES = 64 << 20

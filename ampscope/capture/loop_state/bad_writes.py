@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ampscope import provenance
 from ampscope.capture.changes.replay_results import ReplayResult
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.loop_state.gap_replay import Closeups, Names, Traced, is_given
 from ampscope.capture.loop_state.held_state import largest, largest_within
 from ampscope.capture.loop_state.loop_calls import Gap, Latest, Position, TakenOver, is_above
@@ -29,7 +29,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import program_line
-from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing import light_statistics
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import Node, ReplayStatus, Source, Trigger, source_of
@@ -118,7 +118,7 @@ class MovedWeights:
         known = list(self._models.parameters.values())
         if [*map(id, (weight for _, weight in known))] != self._seen:
             self._seen = [*map(id, (weight for _, weight in known))]
-            trained = [each for each in known if each[1].requires_grad and stats.may_turn_bad(each[1])]
+            trained = [each for each in known if each[1].requires_grad and light_statistics.may_turn_bad(each[1])]
             fit = sum(each.numel() for _, each in trained) <= MOST_ELEMENTS
             self._small = trained if fit and all(_is_plain(each) for _, each in trained) else []
         return self._small

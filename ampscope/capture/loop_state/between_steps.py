@@ -9,10 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ampscope.capture.changes.replay_results import ReplayResult
-from ampscope.capture.events.calls import StepStart
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import EndedStep, StepAttempt
-from ampscope.capture.events.run_end import RunEnd
+from ampscope.capture.events import EndedStep, RunEnd, StepAttempt, StepObserver, StepStart
 from ampscope.capture.loop_state import loop_calls
 from ampscope.capture.loop_state.bad_writes import IncidentReport, MovedWeights, WrittenBetween
 from ampscope.capture.loop_state.loop_calls import Gap
@@ -24,13 +21,12 @@ from ampscope.capture.rerun.step_replay import WEIGHTS_HAD_MOVED
 from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.tape.tape_entry import EarlierResult
 from ampscope.capture.tape.taped_step import TapedStep
-from ampscope.capture.torch_support import tensor_tree, torch_private
-from ampscope.capture.torch_support.calls import call_state
-from ampscope.capture.torch_support.calls.pause import Pause
+from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.tracing.distinct.casts_before import CastsBefore
-from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.torch_support.modes import Pause
+from ampscope.capture.tracing import light_statistics
+from ampscope.capture.tracing.distinct_values import CastsBefore
 from ampscope.trace.schema import ReplayStatus, Trigger
 
 
@@ -173,7 +169,7 @@ class BetweenSteps:
 
         def is_bad(tensor: Tensor) -> bool:
             unknown = id(tensor) in read and not self._condition.descent.label(tensor)
-            return unknown and not stats.finite(tensor)
+            return unknown and not light_statistics.finite(tensor)
 
         found = [result for result in self._results(gap) if is_bad(result[1])]
         if found:
@@ -310,5 +306,5 @@ class CarriedState(StepObserver):
     def run_ended(self, end: RunEnd) -> None:
         """Tells of writes that left an average of the model bad for good, though no step has read it; waits."""
         self._between.end(run_ended=True)
-        bad = [held.tensor for held in self.averages.held() if not stats.finite(held.tensor)]
+        bad = [held.tensor for held in self.averages.held() if not light_statistics.finite(held.tensor)]
         self._written.remained({self._condition.descent.label(tensor) for tensor in bad} - {""})

@@ -17,15 +17,14 @@ from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.rerun.player import call_user
 from ampscope.capture.tape.live_results import in_place_results
 from ampscope.capture.tape.tape_entry import EarlierResult, Entry, OutsideTensor
-from ampscope.capture.torch_support import tensor_tree, torch_private
-from ampscope.capture.torch_support.calls import kernel_choice
-from ampscope.capture.torch_support.calls.random_state import random_state_kept
-from ampscope.capture.torch_support.dtypes import HALF
+from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
+from ampscope.capture.torch_support.call_state import random_state_kept
 from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.capture.torch_support.user_line import NOWHERE
+from ampscope.capture.tracing.light_statistics import finite
 from ampscope.capture.tracing.sites import Sites
-from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.evidence import Evidence
@@ -222,7 +221,7 @@ class Closeup:
         self._tracer.pause.on = False
         self._tracer.places.entry_place = entry.place
         self.began[number] = len(self._tracer.outputs.ops)
-        with entry.state.ambient.entered(), kernel_choice.made(entry.state.kernels):
+        with entry.state.ambient.entered(), call_state.kernels_chosen(entry.state.kernels):
             result = call_user(entry.call, args, kwargs)
         left = in_place_results(args, kwargs, result) if entry.in_place else tensor_tree.tensors(result)
         self._results[number] = list(left)

@@ -13,19 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.calls import StepStart
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt, StepObserver, StepStart
 from ampscope.capture.isolation.state_snapshot import AttributeTensor
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.readback import Parcel
+from ampscope.capture.torch_support.sharding import local
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.torch_support.torch_private import version_counter
-from ampscope.capture.tracing.statistics import stats
-from ampscope.capture.tracing.statistics.tensor_values import numbers
+from ampscope.capture.tracing import light_statistics
+from ampscope.capture.tracing.light_statistics import numbers
 from ampscope.trace.schema import Looked, StateKind
 
 #: Elements from which a look by extremes is several times faster than by a norm, on a CPU.
@@ -95,7 +93,7 @@ def weights(models: Models) -> Iterator[Held]:
     """The watched parameters with values that can be looked at; frozen ones are as whoever froze them wants them."""
     for name, parameter in models.parameters.values():
         for tensor in inner_tensors(parameter) or [parameter]:
-            if parameter.requires_grad and stats.may_turn_bad(local(tensor)):
+            if parameter.requires_grad and light_statistics.may_turn_bad(local(tensor)):
                 yield Held(StateKind.WEIGHT, name, "", tensor)
 
 
@@ -110,7 +108,11 @@ def optimizer_state(optimizer: Optimizer, models: Models) -> Iterator[Held]:
         if known is None or not isinstance(state, dict):
             continue
         for key, value in state.items():
-            if isinstance(value, Tensor) and (value.dim() or not parameter.dim()) and stats.may_turn_bad(local(value)):
+            if (
+                isinstance(value, Tensor)
+                and (value.dim() or not parameter.dim())
+                and light_statistics.may_turn_bad(local(value))
+            ):
                 yield Held(StateKind.OPTIMIZER, str(key), known[0], value)
 
 
@@ -135,7 +137,7 @@ def largest_within(tensors: Sequence[Tensor], most: int = MOST_LOOKED_AT) -> lis
     """
     chosen: dict[int, Tensor] = {}
     for place, tensor in enumerate(tensors):
-        can = type(tensor) in _PLAIN and stats.may_turn_bad(tensor) and tensor.numel() <= most
+        can = type(tensor) in _PLAIN and light_statistics.may_turn_bad(tensor) and tensor.numel() <= most
         if can and tensor.untyped_storage().nbytes():
             most -= tensor.numel()
             chosen[place] = tensor.detach()
@@ -256,13 +258,13 @@ class WrittenState(StepObserver):
         changed: dict[str, Tensor] = {}
         for name, table, key in self._buffers:
             buffer = table.get(key)
-            if buffer is None or type(buffer) is not Tensor or not stats.may_turn_bad(buffer):
+            if buffer is None or type(buffer) is not Tensor or not light_statistics.may_turn_bad(buffer):
                 continue
             if buffer.numel() <= ALWAYS_MEASURED or self._is_changed(name, buffer):
                 changed[name] = buffer
         for name, reference in self._carried.items():
             tensor = reference()
-            if tensor is not None and stats.may_turn_bad(tensor) and self._is_changed(name, tensor):
+            if tensor is not None and light_statistics.may_turn_bad(tensor) and self._is_changed(name, tensor):
                 changed[name] = tensor
         sizes = largest(list(changed.values())) if changed else ()
         self._look = _Look(step, self._look.step, list(changed), Parcel(dict(zip(changed, sizes, strict=True))))
@@ -276,7 +278,7 @@ class WrittenState(StepObserver):
         found = []
         for module in self._models.modules:
             for key, buffer in module._buffers.items():
-                if buffer is not None and stats.can_be_bad(buffer):
+                if buffer is not None and light_statistics.can_be_bad(buffer):
                     name = ".".join(filter(None, (self._models.names[id(module)], key)))
                     found.append((name, module._buffers, key))
         return found

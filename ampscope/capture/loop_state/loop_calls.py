@@ -24,12 +24,11 @@ from ampscope.capture.tape.tape_entry import (
     TensorReference,
 )
 from ampscope.capture.tape.taped_step import gives_gradients
-from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.calls import call_state
-from ampscope.capture.torch_support.calls.function_names import reads_values
+from ampscope.capture.torch_support import call_state, tensor_tree
+from ampscope.capture.torch_support.function_names import reads_values
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
-from ampscope.capture.tracing.statistics.tensor_values import stored
+from ampscope.capture.tracing.light_statistics import stored
 
 #: Bytes of what calls between two steps have read and the loop has let go of that are kept alive.
 MOST_HELD = 1 << 26
@@ -275,7 +274,7 @@ class Gap:
         """Takes a call down; None where it made nothing that could be carried."""
         if next(tensor_tree.tensors((args, kwargs)), None) is None:
             return None
-        ambient, place = call_state.current(self._types), user_place() or NOWHERE
+        ambient, place = call_state.ambient_now(self._types), user_place() or NOWHERE
         self.tape.function_call(
             func, args, kwargs, result, ambient=ambient, place=place, random=None, originals=originals
         )

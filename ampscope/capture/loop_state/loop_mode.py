@@ -14,12 +14,11 @@ from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.tape.after_backward import FIRST_STEPS
 from ampscope.capture.torch_support import dynamo, guard, torch_private
-from ampscope.capture.torch_support.calls.fast_paths import Call, FastPaths
-from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, is_in_place, leaves_all_as_it_is
-from ampscope.capture.torch_support.calls.pause import Pause
-from ampscope.capture.torch_support.communication.sharded_models import obstacle_to_replay
+from ampscope.capture.torch_support.function_names import draws_random_numbers, is_in_place, leaves_all_as_it_is
 from ampscope.capture.torch_support.guard import NOT_RUN, Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.modes import Call, FastPaths, Pause
+from ampscope.capture.torch_support.sharding import obstacle_to_replay
 
 #: Calls that write zeros (gradients, mostly) or the loss scale: none of them can leave what the loop did not mean.
 _PASSED_OVER = ("zero_", "_foreach_zero_", "_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_")

@@ -16,10 +16,10 @@ from ampscope.capture.loop_state.loop_calls import OVERWRITES, depending
 from ampscope.capture.tape.call_tape import Tape
 from ampscope.capture.tape.tape_entry import Entry
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.calls.function_names import reads_values
+from ampscope.capture.torch_support.function_names import reads_values
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import storage_key, storage_ref
-from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing import light_statistics
 from ampscope.trace.schema import StateKind
 
 #: Results that are remembered while they are alive, to see which of them a later round reads.
@@ -201,7 +201,7 @@ class Averages:
         """Yields the averages that are alive, and have values that can be looked at."""
         for reference, name in list(self._known.values()):
             tensor = reference()
-            if tensor is not None and stats.may_turn_bad(tensor) and tensor.untyped_storage().nbytes():
+            if tensor is not None and light_statistics.may_turn_bad(tensor) and tensor.untyped_storage().nbytes():
                 yield Held(StateKind.CARRIED, name, "", tensor.detach())
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.torch_support.calls.modes_aside import others_aside
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.modes import others_aside
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer, stand_in, steps_any
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import EndedStep, StepAttempt
-from ampscope.capture.events.run_end import RunEnd
+from ampscope.capture.events import EndedStep, RunEnd, StepAttempt, StepObserver
 from ampscope.capture.loop_state.held_state import (
     Held,
     Seen,
@@ -25,10 +23,10 @@ from ampscope.capture.loop_state.held_state import (
 )
 from ampscope.capture.loop_state.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.readback import Readback, Values
+from ampscope.capture.torch_support.sharding import local
 from ampscope.capture.tracing.sites import dtype_name
 from ampscope.trace.evidence import BadTensor
 from ampscope.trace.schema import Looked, StateKind, Trigger

@@ -15,8 +15,8 @@ from ampscope.capture.loop_state.loop_calls import Gap
 from ampscope.capture.loop_state.state_watch import is_due
 from ampscope.capture.tape.tape_entry import EarlierResult, Entry, OutsideTensor, TensorReference
 from ampscope.capture.torch_support import torch_private
-from ampscope.capture.torch_support.dtypes import HALF
 from ampscope.capture.torch_support.guard import Suppressed
+from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.capture.torch_support.user_line import NOWHERE, Place, program_line
 from ampscope.capture.tracing.sites import dtype_name
 from ampscope.capture.tracing.tracer import Tracer

@@ -4,25 +4,86 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ampscope.capture.budgets import TraceBudget
-from ampscope.capture.events.calls import StepStart
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.record.audit_requests import AuditRequests
+from ampscope.capture.events import StepObserver, StepStart
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.settings import NAMES, checked, quoted
 from ampscope.capture.record.terminal import Terminal
-from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.interruption import is_interruption
+from ampscope.capture.torch_support.guard import Guard, is_interruption
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.tracing.sampling.selection import Filters
+from ampscope.capture.tracing.selection import Filters
 from ampscope.errors import WatchError
 from ampscope.trace.files.regular_file import read_regular
 from ampscope.trace.schema import EventKind
+
+#: What a step may be compared with.
+REFERENCES = ("float32", "float64")
+
+
+class AuditRequests:
+    """Holds the audits that were asked for, until a healthy step has served them."""
+
+    def __init__(self) -> None:
+        self._every: int | None = None
+        self._asked: deque[str] = deque()
+        self._served: dict[int, int] = {}  # by optimizer, which of the turns that come every so many steps
+
+    @property
+    def every(self) -> int | None:
+        """Audit one step in so many; None for none."""
+        return self._every
+
+    @every.setter
+    def every(self, every: int | None) -> None:
+        if every != self._every:
+            self._every = every
+            self._served.clear()  # turns of other lengths
+
+    def ask(self, dtype: Any) -> None:
+        """Asks for an audit of the next healthy step, from any thread.
+
+        Raises:
+            WatchError: Nothing can be compared with that dtype.
+        """
+        name = str(dtype).removeprefix("torch.")
+        if name not in REFERENCES:
+            raise WatchError(f"audit(dtype={quoted(dtype)}): give {' or '.join(map(repr, REFERENCES))}")
+        self._asked.append(name)
+
+    def due(self, step: int, optimizer: int) -> str:
+        """The dtype that a step is to be compared with; empty where no audit is due.
+
+        Args:
+            step: Its number.
+            optimizer: That of its optimizer.
+        """
+        if self._asked:
+            return self._asked[0]
+        if not self._every:
+            return ""
+        return REFERENCES[0] if self._turn(step) > self._served.setdefault(optimizer, step // self._every) else ""
+
+    def served(self, step: int, optimizer: int) -> None:
+        """Takes the audit that was due as done: it was made, or cannot be."""
+        if self._asked:
+            self._asked.popleft()
+        if self.every:
+            self._served[optimizer] = self._turn(step)
+
+    @property
+    def waiting(self) -> int:
+        """How many were asked for and have found no healthy step."""
+        return len(self._asked)
+
+    def _turn(self, step: int) -> int:
+        return (step + 1) // (self.every or 1)
+
 
 #: The file that a colleague may write, and how large it may be.
 FILE, _MOST_BYTES = "configure.json", 1 << 16

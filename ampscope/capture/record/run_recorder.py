@@ -10,12 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from ampscope.capture.changes.replay_results import FormUsed, ReplayResult, TrialResult
-from ampscope.capture.record.live_figures import FigureKeeper
 from ampscope.capture.record.operand_files import OperandFiles
-from ampscope.capture.record.signals.signals import Signals
+from ampscope.capture.record.signals import FigureKeeper, Signals
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
-from ampscope.capture.tracing.sampling.selection import Selection
+from ampscope.capture.tracing.selection import Selection
 from ampscope.capture.tracing.sites import Sites, dtype_name, shape_name
 from ampscope.trace.evidence import Evidence
 from ampscope.trace.files.column_block import ColumnBlock

@@ -1,4 +1,4 @@
-"""Checks the settings of `watch` that may change during a run: how often, and where, healthy steps are looked at."""
+"""Settings of `watch` are checked here: how often and at what healthy steps are looked, and on which ranks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ampscope.capture.torch_support.calls.function_names import operators
+from ampscope.capture.torch_support.function_names import operators
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
-from ampscope.capture.tracing.sampling.selection import Filters, Patterns, is_inside, matches, names_of
+from ampscope.capture.tracing.selection import Filters, Patterns, is_inside, matches, names_of
 from ampscope.errors import WatchError
 
 #: Everything that may be changed, by name.
@@ -147,3 +147,31 @@ def check_optimizer(optimizer: Any, models: Models) -> None:
         raise WatchError(f"optimizer= takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if not models.owns(OptimizerView(optimizer).parameters):
         raise WatchError("the optimizer holds no parameter of the model; pass the model that it trains")
+
+
+def sampled_ranks(asked: Any, world_size: int) -> tuple[int, ...]:
+    """The ranks asked for, ascending.
+
+    Args:
+        asked: ``"all"``, a number of ranks that are spread evenly from rank 0 on, or the ranks themselves.
+        world_size: How many ranks there are.
+
+    Raises:
+        WatchError: It is none of these, or names a rank that the job does not have.
+    """
+    if asked == "all":
+        return tuple(range(world_size))
+    if _is_number(asked) and asked > 0:
+        count = min(asked, world_size)
+        return tuple(number * world_size // count for number in range(count))
+    if not isinstance(asked, Sequence) or isinstance(asked, str) or not asked or not all(map(_is_number, asked)):
+        raise WatchError(f'ranks={asked!r}: give ranks such as [0, 3], how many of them, or "all"')
+    missing = [rank for rank in asked if not 0 <= rank < world_size]
+    if missing:
+        has = f"the ranks 0 to {world_size - 1}" if world_size > 1 else "rank 0 alone"
+        raise WatchError(f"ranks={asked!r}: this job has {has}, as far as its launcher and process group tell")
+    return tuple(sorted(set(asked)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

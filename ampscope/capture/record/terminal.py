@@ -1,4 +1,4 @@
-"""Prints a few lines beside a training, on standard error, each with the command that explains it."""
+"""The lines beside a training, on standard error, are few: each with the command that explains it, mistakes once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ampscope.capture.record.signals.alert import Alert, AlertKind
-from ampscope.capture.record.signals.signals import Signals
-from ampscope.capture.torch_support.guard import Suppressed
-from ampscope.capture.torch_support.interruption import is_interruption
-from ampscope.capture.torch_support.user_line import Place
+from torch.optim.optimizer import Optimizer
+
+from ampscope.capture.record.alerts import Alert, AlertKind
+from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.record.signals import Signals
+from ampscope.capture.torch_support import dynamo
+from ampscope.capture.torch_support.guard import Suppressed, is_interruption
+from ampscope.capture.torch_support.user_line import NOWHERE, Place
+from ampscope.capture.usage.mistake import Mistake, framework
 from ampscope.trace.files.layout import ranks
 from ampscope.trace.read.find import from_here
-from ampscope.trace.schema import ReplayStatus
+from ampscope.trace.schema import EventKind, ReplayStatus
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause
 from ampscope.trace.write.writer import TraceWriter
 
@@ -212,3 +216,81 @@ def _replay(status: ReplayStatus, reason: str, *, rank: int, elsewhere: bool) ->
             else "lost in the reduction itself"
         )
     return f"replay: {status.replace('_', ' ')}"
+
+
+class MistakeReport:
+    """Takes one mistake after another.
+
+    Args:
+        recorder: Where findings go.
+        terminal: Where the user is told.
+        step_of: Gives the number of the step an optimizer (None: the first) is working on.
+    """
+
+    def __init__(self, recorder: Recorder, terminal: Terminal, step_of: Callable[[Optimizer | None], int]) -> None:
+        self._recorder = recorder
+        self._terminal = terminal
+        self._step_of = step_of
+
+    def __call__(self, mistake: Mistake) -> None:
+        """Writes it down, at the present step unless it has another."""
+        step = self._step_of(None) if mistake.step is None else mistake.step
+        where, evidence = mistake.place or NOWHERE, dict(mistake.evidence or {})
+        if steps_with := framework():
+            evidence["framework"] = steps_with
+        self._recorder.finding(mistake.cause, step, where, form=mistake.form, evidence=evidence)
+        self._terminal.mistake(mistake.cause, step, where, evidence)
+
+
+#: Steps after which it is said.
+PATIENCE = 2
+
+_NOT_CALLED = (
+    "no call of the watched model was seen: watch the object that the loop calls, and call it as model(x), "
+    "not model.forward(x)"
+)
+_COMPILED = (
+    "no call of the watched model was seen, for what runs inside a function that torch.compile compiled is hidden, and "
+    "a bad step cannot be replayed: compile the model alone, model.compile(), and call it outside compiled functions"
+)
+
+
+class UnseenCalls:
+    """Counts the steps of a segment until a call of a watched model is seen.
+
+    Args:
+        recorder: Where it is written.
+        terminal: Where the user is told, once.
+    """
+
+    def __init__(self, recorder: Recorder, terminal: Terminal) -> None:
+        self._recorder = recorder
+        self._terminal = terminal
+        self._steps = 0
+        self._told = False
+
+    def stepped(self, step: int, *, called: bool) -> None:
+        """An optimizer of the run has stepped.
+
+        Args:
+            step: The next step.
+            called: Whether a call of a watched model was ever seen.
+        """
+        self._steps += 1
+        if self._told and called:
+            self._told = False
+            self._recorder.event(EventKind.SEEN, step, "")
+        elif self._steps == PATIENCE:
+            self._tell(step, called=called)
+
+    def ended(self, step: int, *, called: bool) -> None:
+        """The segment ends."""
+        if 0 < self._steps < PATIENCE:
+            self._tell(step, called=called)
+
+    def _tell(self, step: int, *, called: bool) -> None:
+        if not called:
+            self._told = True
+            text = _COMPILED if dynamo.in_use() else _NOT_CALLED
+            self._recorder.event(EventKind.UNSEEN, step, text)
+            self._terminal.once("unseen", text)

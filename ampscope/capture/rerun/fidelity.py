@@ -10,10 +10,10 @@ from ampscope.capture.changes.replay_results import ReplayResult, Symptom
 from ampscope.capture.isolation.device_asserts import can_assert
 from ampscope.capture.rerun.player import Player
 from ampscope.capture.tape.taped_step import TapedStep
-from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction
-from ampscope.capture.torch_support.local_shards import local
+from ampscope.capture.torch_support.process_group import GradientReduction
+from ampscope.capture.torch_support.sharding import local
+from ampscope.capture.tracing.light_statistics import extremes, finite, measurable
 from ampscope.capture.tracing.sites import dtype_name
-from ampscope.capture.tracing.statistics.stats import extremes, finite, measurable
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.evidence import Reduction

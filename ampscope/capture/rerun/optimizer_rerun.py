@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt, StepObserver
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.calls.random_state import RandomState, random_state_kept
-from ampscope.capture.torch_support.dtypes import HALF
+from ampscope.capture.torch_support.call_state import RandomState, random_state_kept
 from ampscope.capture.torch_support.guard import Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, is_optimizer
-from ampscope.capture.tracing.statistics.stats import finite, measurable
+from ampscope.capture.torch_support.tensor_tree import HALF
+from ampscope.capture.tracing.light_statistics import finite, measurable
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import Node, Phase
 

@@ -25,16 +25,15 @@ from ampscope.capture.tape.fingerprints import Differences, fingerprint
 from ampscope.capture.tape.live_results import in_place_results
 from ampscope.capture.tape.tape_entry import EarlierResult, Entry, EntryKind, GradientOf, OutsideTensor, Reception
 from ampscope.capture.tape.taped_step import Draws, HeldResults, TapedStep, cleared_on_failure
-from ampscope.capture.torch_support import tensor_tree, torch_private
-from ampscope.capture.torch_support.calls import call_state, kernel_choice
-from ampscope.capture.torch_support.calls.backward_call import backward_roots, creates_graph, in_engine
-from ampscope.capture.torch_support.calls.function_names import attaches
-from ampscope.capture.torch_support.calls.modes_aside import modes_at_rest
-from ampscope.capture.torch_support.calls.random_state import random_state_kept
-from ampscope.capture.torch_support.communication.refusal import Answering, CommunicationError
-from ampscope.capture.torch_support.local_shards import local
+from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
+from ampscope.capture.torch_support.backward_call import backward_roots, creates_graph, in_engine
+from ampscope.capture.torch_support.call_state import random_state_kept
+from ampscope.capture.torch_support.function_names import attaches
 from ampscope.capture.torch_support.models import Models, unwrapped
-from ampscope.capture.tracing.statistics.stats import finite
+from ampscope.capture.torch_support.modes import modes_at_rest
+from ampscope.capture.torch_support.own_collectives import Answering, CommunicationError
+from ampscope.capture.torch_support.sharding import local
+from ampscope.capture.tracing.light_statistics import finite
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import Node, Phase
 
@@ -245,7 +244,7 @@ class Player:
         self._handing_back.entry_begins(entry)
         for attributes, training in zip(self.substitutes.attributes, entry.state.training, strict=False):
             attributes["training"] = training
-        with entry.state.ambient.entered(), kernel_choice.made(entry.state.kernels):
+        with entry.state.ambient.entered(), call_state.kernels_chosen(entry.state.kernels):
             if entry.kind is EntryKind.BACKWARD:
                 self._backward(entry, args, kwargs)
                 return

@@ -14,7 +14,7 @@ from torch import nn
 from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.changes.replay_change import ReplayChange
 from ampscope.capture.changes.replay_results import ChangedResult, Regained, ReplayResult, Symptom
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.isolation import memory
 from ampscope.capture.isolation.device_asserts import OutOfRangeError
 from ampscope.capture.isolation.write_guard import AddressError
@@ -26,14 +26,13 @@ from ampscope.capture.tape.tape_entry import EarlierResult, Entry, EntryKind, Ou
 from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.tape.weight_writes import IN_FORWARD
 from ampscope.capture.torch_support import dynamo
-from ampscope.capture.torch_support.communication.refusal import CommunicationError
-from ampscope.capture.torch_support.communication.sharded_models import class_name, obstacle_to_replay
 from ampscope.capture.torch_support.guard import Guard, Suppressed
-from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.own_collectives import CommunicationError
+from ampscope.capture.torch_support.sharding import class_name, local, obstacle_to_replay
+from ampscope.capture.tracing.batch_rows import BatchRows
+from ampscope.capture.tracing.light_statistics import finite
 from ampscope.capture.tracing.sites import Sites
-from ampscope.capture.tracing.statistics.batch_rows import BatchRows
-from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import ReplayStatus, Source, Trial, source_of

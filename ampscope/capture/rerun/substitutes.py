@@ -19,7 +19,7 @@ from ampscope.capture.isolation.write_guard import COPIED_BYTES, WriteGuard
 from ampscope.capture.tape.tape_entry import Entry, NoGradientError
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.tensor_tree import inner_tensors, rewrapped
-from ampscope.capture.tracing.statistics.stats import finite
+from ampscope.capture.tracing.light_statistics import finite
 from ampscope.trace.schema import Node
 
 #: Bytes by which kernels may ask how memory is aligned; what torch allocates is aligned to these.

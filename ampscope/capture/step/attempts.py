@@ -11,9 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.calls import BareStep, ScalerCall
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import EndedStep, ScaleState, StepAttempt
+from ampscope.capture.events import BareStep, EndedStep, ScalerCall, ScaleState, StepAttempt, StepObserver
 from ampscope.capture.heal.cured_step import Handed
 from ampscope.capture.heal.healer import Healer
 from ampscope.capture.loop_state.between_steps import CarriedState

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from enum import IntEnum, auto
 
-from ampscope.capture.events.open_step import OpenStep
+from ampscope.capture.events import OpenStep
 
 #: Attempts until which another optimizer is expected to show up.
 FIRST_TURNS = 4

@@ -14,10 +14,8 @@ from typing import Any
 
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.calls import BareStep, ScalerCall
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import StepAttempt
-from ampscope.capture.hooks import left_behind
+from ampscope.capture.events import BareStep, ScalerCall, StepAttempt, StepObserver
+from ampscope.capture.hooks import process_hooks
 from ampscope.capture.isolation.memory import collector
 from ampscope.capture.loop_state.loop_mode import LoopMode
 from ampscope.capture.step.attempts import Attempts
@@ -27,10 +25,10 @@ from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.tape.step_tape import StepTape
-from ampscope.capture.torch_support.calls.threads import HomeThread
 from ampscope.capture.torch_support.guard import Guard, surely
 from ampscope.capture.torch_support.optimizer_view import OptimizerView, steps_running
-from ampscope.capture.tracing.program.module_stack import ModuleStack
+from ampscope.capture.torch_support.threads import HomeThread
+from ampscope.capture.tracing.running_code import ModuleStack
 
 
 class Endings:
@@ -343,7 +341,7 @@ class BreakingOff:
     def sweep_later(self, home: HomeThread) -> None:
         """Has what is on the stacks of the loop's thread taken away there, once it comes by after `close_here`."""
         if self._live.active or self._between.inserted or self._tape.mode.inserted or not self._live.sweep():
-            left_behind.leave(self._is_swept, self._loop_ended, home)
+            process_hooks.leave_behind(self._is_swept, self._loop_ended, home)
 
     def _is_swept(self) -> bool:
         """Takes away what listens, in the loop's thread; returns whether all of it is gone."""

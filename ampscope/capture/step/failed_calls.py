@@ -8,15 +8,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ampscope.capture.changes.replay_results import ReplayResult
-from ampscope.capture.events.calls import BackwardCall, ModuleCall
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import EndedStep
-from ampscope.capture.events.run_end import RunEnd
+from ampscope.capture.events import BackwardCall, EndedStep, ModuleCall, RunEnd, StepObserver
 from ampscope.capture.loop_state.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.step.incidents import Incidents
-from ampscope.capture.torch_support.calls import failed_call
-from ampscope.capture.torch_support.calls.failed_call import FailedCall
+from ampscope.capture.torch_support import failed_call
+from ampscope.capture.torch_support.failed_call import FailedCall
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import UserFrame

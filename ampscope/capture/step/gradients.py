@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.torch_support.dtypes import HALF
-from ampscope.capture.torch_support.local_shards import has_arrived, local
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.readback import Values
+from ampscope.capture.torch_support.sharding import has_arrived, local
+from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.capture.torch_support.torch_private import past_modes
-from ampscope.capture.tracing.statistics.stats import extremes, finite
-from ampscope.capture.tracing.statistics.tensor_values import stored
+from ampscope.capture.tracing.light_statistics import extremes, finite, stored
 from ampscope.trace.schema import GradRow, StateKind
 
 #: Elements of a tensor that are compared from look to look.

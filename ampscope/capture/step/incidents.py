@@ -10,7 +10,7 @@ from ampscope.capture.budgets import ReplayBudget, TraceBudget
 from ampscope.capture.changes.replay_results import ReplayResult, Symptom
 from ampscope.capture.cures.cure_search import CureSearch
 from ampscope.capture.cures.optimizer_cures import OptimizerAgain
-from ampscope.capture.events.open_step import EndedStep, StepAttempt
+from ampscope.capture.events import EndedStep, StepAttempt
 from ampscope.capture.heal.cure_choice import BadStep
 from ampscope.capture.heal.healer import Healer
 from ampscope.capture.isolation import memory

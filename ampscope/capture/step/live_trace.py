@@ -8,22 +8,20 @@ import torch
 
 from ampscope import provenance
 from ampscope.capture.budgets import TraceBudget
-from ampscope.capture.events.calls import BackwardCall, ModuleCall, StepStart
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import BackwardCall, ModuleCall, StepAttempt, StepObserver, StepStart
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.step import gradients
 from ampscope.capture.step.sampled_step import SampledSteps
 from ampscope.capture.tape.functional_calls import named_inputs
-from ampscope.capture.torch_support.calls.backward_call import backward_roots, creates_graph
-from ampscope.capture.torch_support.calls.pause import Pause
-from ampscope.capture.torch_support.dtypes import HALF, torch_dtype
+from ampscope.capture.torch_support.backward_call import backward_roots, creates_graph
 from ampscope.capture.torch_support.guard import Guard, surely
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.modes import Pause
+from ampscope.capture.torch_support.tensor_tree import HALF, torch_dtype
 from ampscope.capture.torch_support.torch_private import past_modes
-from ampscope.capture.tracing.distinct.casts_before import CastBefore, CastsBefore
-from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing import light_statistics
+from ampscope.capture.tracing.distinct_values import CastBefore, CastsBefore
 from ampscope.capture.tracing.traced_rows import BadFlow
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.files.column_block import ColumnBlock
@@ -66,7 +64,7 @@ class LiveTrace(StepObserver):
         self.casts = CastsBefore()  #: what the loop casts before a step; told by whoever listens there
         self.guard = guard
         self._tracer: Tracer | None = None
-        self._slots = stats.Slots()  # of one traced step after the other
+        self._slots = light_statistics.Slots()  # of one traced step after the other
         self.number = 0  #: of the step in progress
         self._sampled = SampledSteps(models, recorder, terminal)
         self._half_since: dict[tuple[str, torch.dtype], int] = {}  # inputs in half precision: the first such step
@@ -184,7 +182,7 @@ class LiveTrace(StepObserver):
         if self._tracer is None or not (of_any_dtype or self._half_parameters()):
             return []
         surely(self._tracer.remove)
-        bad = [(name, p) for name, p in self._models.parameters.values() if not stats.finite(p)]
+        bad = [(name, p) for name, p in self._models.parameters.values() if not light_statistics.finite(p)]
         for name, parameter in bad:
             self._tracer.sink(parameter.detach(), Node.WEIGHT_AFTER, name)
         return [name for name, _ in bad]
@@ -207,7 +205,7 @@ class LiveTrace(StepObserver):
         for loss in attempt.opened.losses:
             tracer.sink(loss, Node.LOSS, "loss")
         for name, gradient in gradients.owned(attempt.optimizer, self._models):
-            if not stats.finite(gradient):
+            if not light_statistics.finite(gradient):
                 tracer.sink(gradient, Node.GRADIENT, name, name.rpartition(".")[0])
         ops, edges = tracer.rows(attempt.step, source_of(Source.LIVE, attempt.index))
         self._write(*self._sampled.without(tracer, ops, edges), attempt)

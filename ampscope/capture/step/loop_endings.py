@@ -8,16 +8,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ampscope.capture.events.calls import Through, may_train
-from ampscope.capture.events.open_step import Doubt, OpenStep
+from ampscope.capture.events import Doubt, OpenStep, Through, may_train
 from ampscope.capture.step import gradients, verdict
 from ampscope.capture.step.attempts import Attempts
 from ampscope.capture.step.cycle import State
 from ampscope.capture.tape import taped_step
 from ampscope.capture.tape.weight_writes import WrittenValues
-from ampscope.capture.torch_support.calls import failed_call
+from ampscope.capture.torch_support import failed_call
 from ampscope.capture.torch_support.torch_private import version_counter
-from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing import light_statistics
 
 #: Evaluations of the run's first step after which the loop has moved weights by gradients itself, and goes on: by then
 #: the optimizer of a loop that climbs within its step (SAM, once or twice) has stepped. Who has not is there for
@@ -280,4 +279,4 @@ class LoopEndings:
 
 def _are_finite(values: Sequence[Tensor]) -> bool:
     """Whether there is anything, and all of it is finite; waits for the device."""
-    return bool(values) and all(map(stats.finite, values))
+    return bool(values) and all(map(light_statistics.finite, values))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Concatenate, ParamSpec
 
-from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events import StepObserver
 from ampscope.capture.step.own_work import OwnWork
 
 P = ParamSpec("P")

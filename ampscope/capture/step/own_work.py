@@ -12,14 +12,11 @@ import torch
 
 from ampscope.capture.loop_state.loop_mode import LoopMode
 from ampscope.capture.tape.tape_mode import TapeMode
-from ampscope.capture.torch_support import dynamo, guard, torch_private
-from ampscope.capture.torch_support.calls import call_state
-from ampscope.capture.torch_support.calls.call_state import Ambient
-from ampscope.capture.torch_support.calls.modes_aside import OthersAside, remove_modes
-from ampscope.capture.torch_support.calls.pause import Pause
-from ampscope.capture.torch_support.communication import process_group
-from ampscope.capture.torch_support.communication.refusal import NoCollectives
-from ampscope.capture.tracing.program.function_watch import FunctionWatch
+from ampscope.capture.torch_support import call_state, dynamo, guard, process_group, torch_private
+from ampscope.capture.torch_support.call_state import Ambient
+from ampscope.capture.torch_support.modes import OthersAside, Pause, remove_modes
+from ampscope.capture.torch_support.own_collectives import NoCollectives
+from ampscope.capture.tracing.running_code import FunctionWatch
 from ampscope.capture.tracing.tracer import Tracer
 
 CAPTURED = (
@@ -75,7 +72,7 @@ class OwnWork:
     @property
     def ambient(self) -> Ambient:
         """The loop's own autocast and grad mode, around the work that is being done."""
-        return call_state.around(self._types, self._grad, self._switched)
+        return call_state.ambient_with(self._types, self._grad, self._switched)
 
     @property
     def is_unwanted(self) -> bool:

@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.loop_state.held_state import optimizer_state
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.step import gradients
-from ampscope.capture.torch_support.local_shards import local
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.tracing.sampling.ranges import Ahead, Ranges
-from ampscope.capture.tracing.sampling.rotation import Rotation
-from ampscope.capture.tracing.sampling.shapes import Shapes
-from ampscope.capture.tracing.statistics import stats
-from ampscope.capture.tracing.statistics.tensor_values import stored
+from ampscope.capture.torch_support.sharding import local
+from ampscope.capture.tracing import light_statistics
+from ampscope.capture.tracing.headroom import Ahead, Ranges
+from ampscope.capture.tracing.light_statistics import stored
+from ampscope.capture.tracing.sampled_shapes import Shapes
+from ampscope.capture.tracing.selection import Rotation
 from ampscope.capture.tracing.traced_rows import Layout
 from ampscope.capture.tracing.tracer import Tracer
-from ampscope.provenance import Graph, is_finite, meant
-from ampscope.provenance.loss_scale import scaled
+from ampscope.provenance import Graph, is_finite, large_values
+from ampscope.provenance.large_values import scaled
 from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import EdgeRow, EventKind, Node, OpRow, Phase, SiteRow
 from ampscope.trace.vocabulary import NEAR_OVERFLOW, OVERFLOW_AHEAD
@@ -86,8 +86,12 @@ def _alarm(ahead: Ahead, ranges: Ranges, ops: Graph, scales: frozenset[int]) -> 
     here = [seq for seq, rows in ops.outputs.items() if ranges.is_of(rows[0].site, ahead.place)]
     if not here:
         return None
-    seq = max(here, key=lambda each: max(map(meant.magnitude, ops.outputs[each])))
-    if seq in scales or meant.cannot_harm(ops, seq) or (ahead.forecast is None and meant.is_meant(ops, seq)):
+    seq = max(here, key=lambda each: max(map(large_values.magnitude, ops.outputs[each])))
+    if (
+        seq in scales
+        or large_values.cannot_harm(ops, seq)
+        or (ahead.forecast is None and large_values.is_meant(ops, seq))
+    ):
         return None
     return _Alarm(ahead, ops.site(seq))
 
@@ -154,7 +158,7 @@ class SampledSteps:
         """Adds gradients to the trace as backward left them: with the loss scale in them."""
         for name, parameter in self._models.parameters.values() if tracer.outputs.shapes is not None else ():
             gradient = parameter.grad
-            if name in self._chosen and gradient is not None and stats.measurable(stored(local(gradient))):
+            if name in self._chosen and gradient is not None and light_statistics.measurable(stored(local(gradient))):
                 if name in (self._added_to or ()):
                     self._doubtful[len(tracer.outputs.ops)] = name
                 self._note(tracer, gradient, Node.GRADIENT, name, name.rpartition(".")[0])

@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events.calls import JoinedScaler, ScalerCall, ScalerMethod
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import ScaleState
+from ampscope.capture.events import JoinedScaler, ScalerCall, ScalerMethod, ScaleState, StepObserver
 from ampscope.capture.loop_state.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.torch_support import torch_private

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 from ampscope.capture.budgets import TraceBudget
-from ampscope.capture.events.calls import ScalerCall, ScalerMethod
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import EndedStep, StepAttempt
+from ampscope.capture.events import EndedStep, ScalerCall, ScalerMethod, StepAttempt, StepObserver
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.step import gradients
 from ampscope.capture.step.cycle import State, StepCycle

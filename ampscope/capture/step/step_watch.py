@@ -9,18 +9,18 @@ from typing import Any
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.events import calls, run_end
-from ampscope.capture.events.calls import (
+from ampscope.capture import events
+from ampscope.capture.events import (
     BackwardCall,
     JoinedScaler,
     ModuleCall,
+    OpenStep,
     ScalerCall,
     ScalerMethod,
+    StepObserver,
     StepStart,
     Through,
 )
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import OpenStep
 from ampscope.capture.hooks import scaler_calls
 from ampscope.capture.loop_state.loop_mode import LoopMode
 from ampscope.capture.loop_state.optimizer_numbers import OptimizerNumbers
@@ -33,11 +33,11 @@ from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.torch_support import dynamo
-from ampscope.capture.torch_support.calls.backward_call import backward_roots, leads_to
-from ampscope.capture.torch_support.calls.threads import HomeThread
+from ampscope.capture.torch_support.backward_call import backward_roots, leads_to
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
+from ampscope.capture.torch_support.threads import HomeThread
 from ampscope.capture.torch_support.user_line import Place, user_place
 
 #: Calls of a scaler that come when the gradients of a step are complete.
@@ -96,7 +96,7 @@ class StepWatch:
         """An outermost call of a watched module begins; returns None where it is no part of a step."""
         self._live.sweep()
         self._by_loop.call_comes(through)
-        if self._is_busy() or not (calls.may_train(through) or self._cycle.is_open):
+        if self._is_busy() or not (events.may_train(through) or self._cycle.is_open):
             self._between.step_aside()
             return None
         with self._own:
@@ -216,7 +216,7 @@ class StepWatch:
 
     # -- the scaler ---------------------------------------------------------------------------------------------
 
-    def scaler_joined(self, joined: calls.JoinedScaler) -> None:
+    def scaler_joined(self, joined: events.JoinedScaler) -> None:
         """The run has got a scaler."""
         self._observers.tell(StepObserver.scaler_joined, joined)
 
@@ -342,7 +342,7 @@ class StepWatch:
         if self._live.broken:
             self._live.drop()
 
-    def close(self, end: run_end.RunEnd, *, loop_goes_on: bool) -> None:
+    def close(self, end: events.RunEnd, *, loop_goes_on: bool) -> None:
         """Ends for good; judges and writes what is still open, unless the loop goes on with it in its own thread."""
         if loop_goes_on:
             self.breaking_off.close_here()

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ampscope.capture.changes.replay_results import Symptom
-from ampscope.capture.events.open_step import OpenStep, StepAttempt
+from ampscope.capture.events import OpenStep, StepAttempt
 from ampscope.capture.loop_state.held_state import Held
 from ampscope.capture.step import gradients
 from ampscope.capture.tape.taped_step import TapedStep
-from ampscope.capture.torch_support.calls.failed_call import FailedCall
+from ampscope.capture.torch_support.failed_call import FailedCall
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Parcel
 from ampscope.capture.torch_support.torch_private import scaler_found_inf

@@ -13,8 +13,8 @@ from types import FrameType
 
 from torch import Tensor
 
-from ampscope.capture.torch_support.local_shards import PLAIN
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.sharding import PLAIN
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 

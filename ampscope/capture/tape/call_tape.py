@@ -30,17 +30,14 @@ from ampscope.capture.tape.tape_entry import (
     UnscaledGradients,
     unscale_,
 )
-from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.calls import kernel_choice
-from ampscope.capture.torch_support.calls.backward_call import backward_roots
-from ampscope.capture.torch_support.calls.call_state import Ambient
-from ampscope.capture.torch_support.calls.function_names import is_in_place
-from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
-from ampscope.capture.torch_support.calls.random_state import RandomState
-from ampscope.capture.torch_support.dtypes import HALF
-from ampscope.capture.torch_support.local_shards import local
+from ampscope.capture.torch_support import call_state, tensor_tree
+from ampscope.capture.torch_support.backward_call import backward_roots
+from ampscope.capture.torch_support.call_state import Ambient, RandomState
+from ampscope.capture.torch_support.function_names import dtypes_asked, is_in_place
+from ampscope.capture.torch_support.sharding import local
+from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
-from ampscope.capture.tracing.statistics import stats
+from ampscope.capture.tracing import light_statistics
 
 #: A tape longer than this is given up: a loop that never steps would otherwise keep every batch alive.
 MAX_ENTRIES = 20_000
@@ -120,7 +117,7 @@ class Tape:
             host_random: Whether the call may draw from Python's or NumPy's global generator.
         """
         entry = _entry(EntryKind.MODULE, module, self._arguments(args, kwargs), ambient, place)
-        entry.state.kernels = kernel_choice.current()
+        entry.state.kernels = call_state.kernels_now()
         entry.state.random = RandomState.take({*devices, *entry.arguments.devices}, host=host_random)
         return self._append(entry)
 
@@ -158,7 +155,7 @@ class Tape:
         if in_place is None:
             in_place = is_in_place(func, kwargs)
         arguments = self._arguments(args, kwargs, originals, overwrites=in_place)
-        kernels = kernel_choice.current() if getattr(func, "__name__", "") in kernel_choice.CHOOSING else None
+        kernels = call_state.kernels_now() if getattr(func, "__name__", "") in call_state.CHOOSES_KERNELS else None
         state = self._state
         if state is None or random or kernels or state.ambient is not ambient or state.autocast_epoch != epoch[0]:
             state = CallState(ambient, epoch[0], random, kernels=kernels)
@@ -193,7 +190,7 @@ class Tape:
         """Adds a backward, before it runs."""
         entry = _entry(EntryKind.BACKWARD, call, self._arguments(args, kwargs), ambient, NOWHERE)
         entry.fingerprint = [local(loss).detach().clone() for loss in backward_roots(args, kwargs)]
-        entry.state.flags, entry.state.kernels = tape_entry.flags_raised(), kernel_choice.current()
+        entry.state.flags, entry.state.kernels = tape_entry.flags_raised(), call_state.kernels_now()
         return self._append(entry)
 
     def add_missing_backward(self, call: Callable[..., Any], since: int, ambient: Ambient) -> Tensor | None:
@@ -219,7 +216,7 @@ class Tape:
         if any(self[number].call is torch.autograd.grad for number in range(first, self.end)):
             used = [each for scalar in scalars for each in self[scalar.source.entry].arguments.earlier]
             ends = (each for each in reversed(scalars) if each.source not in used)
-            newest = next((each for each in ends if not stats.finite(each.value)), newest)
+            newest = next((each for each in ends if not light_statistics.finite(each.value)), newest)
         arguments = Arguments.of((newest.value,), {}, lambda _: newest.source)
         entry = _entry(EntryKind.BACKWARD, call, arguments, ambient, NOWHERE)
         entry.fingerprint = [newest.value.clone()]
@@ -230,7 +227,7 @@ class Tape:
         """Adds the sum of the newest result of the step that is not finite; returns whether there is one."""
         results = sorted(self.results.alive(), key=lambda each: (each[1].entry, each[1].leaf), reverse=True)
         graph = (tensor for tensor, source in results if tensor.requires_grad and source.entry >= self.start)
-        bad = next((tensor for tensor in graph if not stats.finite(tensor)), None)
+        bad = next((tensor for tensor in graph if not light_statistics.finite(tensor)), None)
         if bad is None:
             return False
         with torch.enable_grad():

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.local_shards import has_arrived, local
+from ampscope.capture.torch_support.sharding import has_arrived, local
 from ampscope.capture.torch_support.torch_private import past_modes
-from ampscope.capture.tracing.statistics.stats import can_be_bad
+from ampscope.capture.tracing.light_statistics import can_be_bad
 
 #: Of the greatest magnitude: what other orders of the same sums come to, in half precision and through several layers.
 _ROUNDING = 0.01

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ampscope.capture.events.calls import Through
+from ampscope.capture.events import Through
 from ampscope.capture.tape.call_tape import Tape
 from ampscope.capture.tape.tape_entry import (
     CalledThrough,
@@ -19,8 +19,7 @@ from ampscope.capture.tape.tape_entry import (
     OutsideTensor,
     TensorReference,
 )
-from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.calls import transforms
+from ampscope.capture.torch_support import tensor_tree, transforms
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import storage_key
 from ampscope.trace.schema import Node

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ampscope.capture.tape.tape_entry import EarlierResult, Entry, GradientOf, OutsideTensor
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.calls.function_names import gives_to_python
+from ampscope.capture.torch_support.function_names import gives_to_python
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import past_modes, storage_key, version_counter
 

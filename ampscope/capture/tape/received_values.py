@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from ampscope.capture.hooks.collective_calls import CollectiveCall
 from ampscope.capture.tape.call_tape import Tape
 from ampscope.capture.tape.tape_entry import Entry, EntryKind, Reception, extremes_of, tensors_in
-from ampscope.capture.torch_support import torch_private
-from ampscope.capture.torch_support.calls import call_state
-from ampscope.capture.torch_support.calls.pause import Pause
-from ampscope.capture.torch_support.communication import process_group
-from ampscope.capture.torch_support.communication.refusal import is_refused
-from ampscope.capture.torch_support.communication.sharded_models import obstacle_to_replay
+from ampscope.capture.torch_support import call_state, process_group, torch_private
 from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.modes import Pause
+from ampscope.capture.torch_support.own_collectives import is_refused
+from ampscope.capture.torch_support.sharding import obstacle_to_replay
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -106,7 +104,7 @@ class ReceivedValues:
                 return None
             number, entry, targets = None, self._entry, list(tensors_in(call.args[0]))
             if entry is None:
-                ambient, place = call_state.current(self._types), user_place() or NOWHERE
+                ambient, place = call_state.ambient_now(self._types), user_place() or NOWHERE
                 number, entry = self._tape.collective_call(call.again, call.args, ambient=ambient, place=place)
             entry.received.append(self._noted(call, targets))
             return _Awaited(entry.received[-1], number, targets)

@@ -10,10 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampscope.capture.events.calls import BackwardCall, ModuleCall, ScalerCall, ScalerMethod, StepStart
-from ampscope.capture.events.functions import ErrorListener, FunctionListener
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import (
+    BackwardCall,
+    ErrorListener,
+    FunctionListener,
+    ModuleCall,
+    ScalerCall,
+    ScalerMethod,
+    StepAttempt,
+    StepObserver,
+    StepStart,
+)
 from ampscope.capture.hooks import process_hooks
 from ampscope.capture.isolation.state_snapshot import StateSnapshot
 from ampscope.capture.tape import functional_calls
@@ -33,13 +40,12 @@ from ampscope.capture.tape.weight_writes import (
     WeightWrites,
     WrittenValues,
 )
-from ampscope.capture.torch_support import tensor_tree, torch_private
-from ampscope.capture.torch_support.calls import call_state, transforms
-from ampscope.capture.torch_support.calls.call_state import Ambient
-from ampscope.capture.torch_support.calls.pause import Pause
-from ampscope.capture.torch_support.communication.gradient_reduction import synchronising, wrapper_of
+from ampscope.capture.torch_support import call_state, tensor_tree, torch_private, transforms
+from ampscope.capture.torch_support.call_state import Ambient
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.modes import Pause
+from ampscope.capture.torch_support.process_group import synchronising, wrapper_of
 from ampscope.capture.torch_support.user_line import NOWHERE, Place, user_place
 
 _dtype = attrgetter("dtype")
@@ -118,7 +124,7 @@ class StepTape(StepObserver):
             if not is_plain or not mode.recording or mode.forms.of_step:
                 return False
             try:  # as ``with self.guard``, in fewer calls
-                call.ambient = call_state.current(call_state.device_types())
+                call.ambient = call_state.ambient_now(call_state.device_types())
             except BaseException as error:
                 if not self.guard.catches(error):
                     raise

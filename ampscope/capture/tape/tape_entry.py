@@ -16,14 +16,12 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.tape.fingerprints import alike
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.calls.call_state import Ambient
-from ampscope.capture.torch_support.calls.kernel_choice import KernelChoice
-from ampscope.capture.torch_support.calls.random_state import RandomState
-from ampscope.capture.torch_support.calls.threads import Together
+from ampscope.capture.torch_support.call_state import Ambient, KernelChoice, RandomState
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
+from ampscope.capture.torch_support.threads import Together
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import Place
-from ampscope.capture.tracing.statistics.stats import extremes, measurable
+from ampscope.capture.tracing.light_statistics import extremes, measurable
 
 #: Modules and their flags. Fabric's hook on what its models return wants every backward to go through Fabric.
 _FLAGS = (

@@ -13,21 +13,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ampscope.capture.changes.replaced_calls import LossForms
-from ampscope.capture.events.calls import ScalerCall, ScalerMethod
-from ampscope.capture.events.functions import CallWatcher, ErrorListener, FunctionListener
+from ampscope.capture.events import CallWatcher, ErrorListener, FunctionListener, ScalerCall, ScalerMethod
 from ampscope.capture.tape.after_backward import Routine
 from ampscope.capture.tape.call_tape import Tape
 from ampscope.capture.tape.unscaled_edits import EditLog
-from ampscope.capture.torch_support import guard, tensor_tree, torch_private
-from ampscope.capture.torch_support.calls import call_state
-from ampscope.capture.torch_support.calls.call_state import Ambient
-from ampscope.capture.torch_support.calls.fast_paths import Call, FastPaths
-from ampscope.capture.torch_support.calls.function_names import UNNAMED, FunctionFacts, facts_of, known_facts
-from ampscope.capture.torch_support.calls.half_conversions import dtypes_asked
-from ampscope.capture.torch_support.calls.pause import Pause
-from ampscope.capture.torch_support.calls.random_state import RandomState
+from ampscope.capture.torch_support import call_state, guard, tensor_tree, torch_private
+from ampscope.capture.torch_support.call_state import Ambient, RandomState
+from ampscope.capture.torch_support.function_names import UNNAMED, FunctionFacts, dtypes_asked, facts_of, known_facts
 from ampscope.capture.torch_support.guard import NOT_RUN, Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.modes import Call, FastPaths, Pause
 from ampscope.capture.torch_support.user_line import NOWHERE, place_of
 
 _NO_ORIGINALS: dict[int, Tensor] = {}
@@ -185,7 +180,7 @@ class TapeMode(TorchFunctionMode):
             return
         self._pause.others.__enter__()
         with self._guard:
-            before = _Before(call_state.current(self._types), None, call.kwargs, _NO_ORIGINALS)
+            before = _Before(call_state.ambient_now(self._types), None, call.kwargs, _NO_ORIGINALS)
             self._note(UNNAMED, call.module, call.args, before, call.result)
 
     def __torch_function__(  # noqa: C901, PLR0912  # each frame more would cost every function of the loop's
@@ -266,7 +261,7 @@ class TapeMode(TorchFunctionMode):
     def _before(self, facts: FunctionFacts, func: Any, args: Any, kwargs: dict[str, Any]) -> _Before | None:
         """Takes what must be known before a function runs, the generators' states if it draws; None after a fault."""
         try:
-            ambient = call_state.around(self._types, torch.is_grad_enabled())
+            ambient = call_state.ambient_with(self._types, torch.is_grad_enabled())
             in_place = facts.in_place or facts.writes or "out" in kwargs
             if not (in_place or facts.draws or "generator" in kwargs):
                 if kwargs:

@@ -16,11 +16,11 @@ from ampscope.capture.isolation.state_snapshot import StateSnapshot
 from ampscope.capture.tape.call_tape import Tape
 from ampscope.capture.tape.tape_entry import EarlierResult, Entry, EntryKind, GradientOf, TensorReference
 from ampscope.capture.tape.weight_writes import Update
-from ampscope.capture.torch_support.communication import gradient_reduction
-from ampscope.capture.torch_support.communication.gradient_reduction import GradientReduction, synchronising, wrapper_of
+from ampscope.capture.torch_support import process_group
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.process_group import GradientReduction, synchronising, wrapper_of
+from ampscope.capture.tracing.light_statistics import finite
 from ampscope.capture.tracing.operators import Operator
-from ampscope.capture.tracing.statistics.stats import finite
 from ampscope.trace.evidence import CallLine
 
 
@@ -274,11 +274,11 @@ class TapedStep(NamedTuple):
 
     def reduction(self) -> GradientReduction | None:
         """Returns what put the step's gradients together with those of other ranks; None where nothing did."""
-        return gradient_reduction.of_step(self._synchronised_by(), self.collectives)
+        return process_group.reduction_of_step(self._synchronised_by(), self.collectives)
 
     def averaged_in(self) -> Any | None:
         """The process group over which ``DistributedDataParallel`` averaged its gradients; None where not."""
-        return gradient_reduction.plain_group(self._synchronised_by())
+        return process_group.plain_group(self._synchronised_by())
 
     def _synchronised_by(self) -> list[nn.Module]:
         calls = [entry for _, entry in self.entries() if entry.is_training_call]

@@ -21,14 +21,13 @@ from ampscope.capture.tape.tape_entry import (
     TensorReference,
     UnscaledGradients,
 )
-from ampscope.capture.torch_support import tensor_tree, torch_private
-from ampscope.capture.torch_support.calls import call_state
-from ampscope.capture.torch_support.calls.function_names import draws_random_numbers, gives_to_python, is_in_place
-from ampscope.capture.torch_support.calls.random_state import RandomState
+from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
+from ampscope.capture.torch_support.call_state import RandomState
+from ampscope.capture.torch_support.function_names import draws_random_numbers, gives_to_python, is_in_place
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import NOWHERE, Place, place_of
-from ampscope.capture.tracing.statistics.tensor_values import stored
+from ampscope.capture.tracing.light_statistics import stored
 
 _ASSIGNED: Any = Tensor.grad  # a descriptor, typed as its value
 #: torch's own clipping makes finite gradients of finite ones.
@@ -68,7 +67,7 @@ class EditLog:
     def __init__(self, tape: Tape, models: Models, *, edited: bool = False) -> None:
         self._tape = tape
         self._models = models
-        self._ambient = call_state.around(call_state.device_types(), grad=False)  # gradients are numbers here
+        self._ambient = call_state.ambient_with(call_state.device_types(), grad=False)  # gradients are numbers here
         self._calls: list[_Edit | tuple[UnscaledGradients, Place]] = []
         self._unjudged: set[int] = set()  # optimizers whose gradients were unscaled, by ``id``
         self._kept: set[int] = set()  # what the calls keep alive, by ``id``

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.calls.function_names import writes_values
-from ampscope.capture.torch_support.communication.process_group import collectives_so_far
+from ampscope.capture.torch_support.function_names import writes_values
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.process_group import collectives_so_far
 from ampscope.capture.torch_support.readback import Parcel
 
 #: Functions after which a weight is not finite where what it was given is not: sums, products and copies.

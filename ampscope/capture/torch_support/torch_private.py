@@ -26,7 +26,7 @@ from torch.nn.modules import module as module_calls
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampscope.capture.torch_support.local_shards import local
+from ampscope.capture.torch_support.sharding import local
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _STACK = ("_len_torch_{}_stack", "_get_{}_stack_at", "_pop_torch_{}_stack", "_push_on_torch_{}_stack")

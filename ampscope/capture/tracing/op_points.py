@@ -1,4 +1,4 @@
-"""Describes the program point of an op that runs now: where and under what it runs, and with what."""
+"""`OpPoints` describes the program point of an op that runs now: where and under what, with what, and why it casts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,39 @@ from ampscope.capture.torch_support import torch_private
 from ampscope.capture.torch_support.user_line import NOWHERE
 from ampscope.capture.tracing import operators
 from ampscope.capture.tracing.executions import Call, Circumstances, Made, Ran
+from ampscope.capture.tracing.light_statistics import stored
 from ampscope.capture.tracing.operators import Operator
-from ampscope.capture.tracing.program.casts import cast_reason
-from ampscope.capture.tracing.program.function_watch import FunctionWatch
-from ampscope.capture.tracing.program.module_stack import ModuleStack
-from ampscope.capture.tracing.program.places import Places
+from ampscope.capture.tracing.places import Places
+from ampscope.capture.tracing.running_code import FunctionWatch, ModuleStack
 from ampscope.capture.tracing.sites import Point, Signature, Sites
-from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.trace.schema import Cast, Node, Phase
+
+#: Python-level functions by which a user asks for another dtype.
+_CONVERSIONS = frozenset(
+    {"to", "type", "type_as", "half", "float", "double", "bfloat16", "astype", "to_dense", "as_tensor", "tensor"}
+)
+
+
+def cast_reason(
+    before: torch.dtype, after: torch.dtype, *, forward: Cast, function: str, autocast: torch.dtype | None
+) -> Cast:
+    """Why a tensor was cast.
+
+    Args:
+        before: Its dtype.
+        after: That of the result.
+        forward: In backward, why the forward op was a cast: its gradient is cast back for the same reason.
+        function: Name of the torch function that the user called.
+        autocast: The dtype of the enclosing autocast region; None outside.
+    """
+    if before == after:
+        return Cast.NONE
+    if forward:
+        return forward
+    if function in _CONVERSIONS:
+        return Cast.EXPLICIT
+    return Cast.AUTOCAST if autocast in (before, after) else Cast.PROMOTION
+
 
 #: Of an op: the autograd node that is being evaluated, and the frame that called the op; None outside of backward.
 Within = tuple[Any, FrameType | None]

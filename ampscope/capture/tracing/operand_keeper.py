@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.tracing import operators
+from ampscope.capture.tracing import light_statistics, operators
+from ampscope.capture.tracing.light_statistics import stored
 from ampscope.capture.tracing.operators import Operator
-from ampscope.capture.tracing.statistics import stats
-from ampscope.capture.tracing.statistics.tensor_values import stored
 
 #: Bytes of operands kept from one incident.
 MOST_BYTES = 64 << 20
@@ -141,8 +140,8 @@ class _Badness(NamedTuple):
 
     @staticmethod
     def of(tensors: Sequence[Tensor]) -> _Badness:
-        looked_at = [each for each in map(stored, tensors) if stats.may_turn_bad(each)]
-        ends = [end for tensor in looked_at for end in stats.extremes(tensor)]
+        looked_at = [each for each in map(stored, tensors) if light_statistics.may_turn_bad(each)]
+        ends = [end for tensor in looked_at for end in light_statistics.extremes(tensor)]
         values = [float(end) for end in ends]
         return _Badness(any(map(math.isnan, values)), any(map(math.isinf, values)))
 

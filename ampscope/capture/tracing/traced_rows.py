@@ -10,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from ampscope import provenance
+from ampscope.capture.tracing import light_statistics
+from ampscope.capture.tracing.dataflow import Dataflow, Outputs
 from ampscope.capture.tracing.executions import Made
-from ampscope.capture.tracing.flow.dataflow import Dataflow
-from ampscope.capture.tracing.flow.outputs import Outputs
-from ampscope.capture.tracing.sampling.shapes import together
+from ampscope.capture.tracing.sampled_shapes import together
 from ampscope.capture.tracing.sites import Sites
-from ampscope.capture.tracing.statistics import checksums
 from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import UNMEASURED, EdgeRow, OpRow, Phase, SiteRow, Statistics
 
@@ -72,7 +71,7 @@ class TracedRows(NamedTuple):
 def rows(outputs: Outputs, dataflow: Dataflow, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
     """The trace's rows; waits for the device to have written what was measured."""
     measured: dict[int | None, Statistics] = {None: UNMEASURED, **dict(enumerate(outputs.measured()))}
-    sums = dict(zip(outputs.checksums, checksums.read(list(outputs.checksums.values())), strict=True))
+    sums = dict(zip(outputs.checksums, light_statistics.read_checksums(list(outputs.checksums.values())), strict=True))
     places = [(seq, out) for seq, made in enumerate(outputs.ops) for out in range(len(made.numels))]
     batch = -1
     ops = []
@@ -146,7 +145,7 @@ def columns(
     numbers = np.array([-1 if number is None else number for number in outputs.measurements], np.intp)
     measured = numbers >= 0
     low, high = np.concatenate([spans, [(np.nan, np.nan)]])[numbers].T
-    sums = zip(outputs.checksums, checksums.read(list(outputs.checksums.values())), strict=True)
+    sums = zip(outputs.checksums, light_statistics.read_checksums(list(outputs.checksums.values())), strict=True)
     summed = {output: value for output, value in sums if value is not None}
     checksum, has_checksum = np.zeros(count, np.int64), np.zeros(count, bool)
     checksum[list(summed)], has_checksum[list(summed)] = list(summed.values()), True

@@ -13,29 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.torch_support import torch_private
-from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.dynamo import OwnMode
 from ampscope.capture.torch_support.guard import NOT_RUN, Guard, left, surely
-from ampscope.capture.torch_support.local_shards import local
+from ampscope.capture.torch_support.modes import Pause
+from ampscope.capture.torch_support.sharding import local
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.tracing import op_points, operators, traced_rows
-from ampscope.capture.tracing.collective_ops import Exchange
+from ampscope.capture.tracing.batch_rows import BatchRows, bad_rows
+from ampscope.capture.tracing.dataflow import Dataflow, Outputs, Reading
 from ampscope.capture.tracing.executions import Call, Made, Ran
-from ampscope.capture.tracing.flow.dataflow import Dataflow
-from ampscope.capture.tracing.flow.outputs import Outputs
-from ampscope.capture.tracing.flow.reading import Reading
+from ampscope.capture.tracing.light_statistics import Slots, stored
 from ampscope.capture.tracing.op_points import OpPoints, Within
 from ampscope.capture.tracing.operand_keeper import Executed, OpListener
-from ampscope.capture.tracing.operators import Operator
-from ampscope.capture.tracing.program.function_watch import FunctionWatch
-from ampscope.capture.tracing.program.module_stack import ModuleStack
-from ampscope.capture.tracing.program.places import Places
-from ampscope.capture.tracing.sampling.flushed_zeros import Given
+from ampscope.capture.tracing.operators import Exchange, Operator
+from ampscope.capture.tracing.places import Places
+from ampscope.capture.tracing.running_code import FunctionWatch, ModuleStack
+from ampscope.capture.tracing.sampled_shapes import Given
 from ampscope.capture.tracing.sites import Sites
-from ampscope.capture.tracing.statistics.bad_rows import bad_rows
-from ampscope.capture.tracing.statistics.batch_rows import BatchRows
-from ampscope.capture.tracing.statistics.stats import Slots
-from ampscope.capture.tracing.statistics.tensor_values import stored
 from ampscope.capture.tracing.traced_rows import BadFlow, Layout
 from ampscope.trace.files.column_block import ColumnBlock
 from ampscope.trace.schema import EdgeRow, Node, OpRow

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from ampscope.capture.events.calls import JoinedScaler, StepStart
-from ampscope.capture.events.observer import StepObserver
-from ampscope.capture.events.open_step import EndedStep
-from ampscope.capture.events.run_end import RunEnd
+from ampscope.capture.events import EndedStep, JoinedScaler, RunEnd, StepObserver, StepStart
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import user_place

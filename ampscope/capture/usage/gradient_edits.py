@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.calls.function_names import is_in_place
+from ampscope.capture.torch_support.function_names import is_in_place
 from ampscope.capture.torch_support.user_line import Place, user_place
 from ampscope.capture.usage import scale_dependence
 from ampscope.capture.usage.followed_values import FollowedValues

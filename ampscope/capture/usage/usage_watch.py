@@ -1,4 +1,4 @@
-"""Notices mistakes in how the scaler and autocast are used, from the order of events and version counters."""
+"""`UsageWatch` notices mistakes in how scaler and autocast are used, by the order of events and version counters."""
 
 from __future__ import annotations
 
@@ -9,33 +9,46 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.torch_support import tensor_tree
+from ampscope.capture.events import (
+    BackwardCall,
+    BareStep,
+    EndedStep,
+    JoinedScaler,
+    ScalerCall,
+    ScalerMethod,
+    StepObserver,
+    StepStart,
+)
+from ampscope.capture.hooks import process_hooks
+from ampscope.capture.torch_support import tensor_tree, torch_private
+from ampscope.capture.torch_support.backward_call import backward_seeds
+from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import Place, user_place
-from ampscope.capture.usage import framework_habits
-from ampscope.capture.usage.call_order import CallOrder
+from ampscope.capture.usage.call_order import CallOrder, ScalerHandovers, SchedulerSteps
 from ampscope.capture.usage.followed_values import FollowedValues, HandScale
 from ampscope.capture.usage.gradient_edits import GradientEdits
-from ampscope.capture.usage.gradient_scales import GradientScales, HalfGradients, PartlyUnscaled
-from ampscope.capture.usage.mistake import Mistake, ReportMistake
+from ampscope.capture.usage.gradient_scales import UNSCALED, GradientScales, HalfGradients, PartlyUnscaled, ScaledLosses
+from ampscope.capture.usage.mistake import Mistake, ReportMistake, holds_autocast
 from ampscope.capture.usage.scale_dependence import CONSTANT, ScaleDependence
-from ampscope.capture.usage.scaled_losses import UNSCALED, ScaledLosses
-from ampscope.capture.usage.scaler_handover import ScalerHandovers
-from ampscope.capture.usage.scheduler_steps import SchedulerSteps
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 
-class UsageWatch:
-    """Follows one run's loop; many methods because it is told of every call that can be a mistake.
+class UsageWatch(StepObserver):
+    """Follows one run's loop: as an observer of its steps, and as a listener to the functions that it calls.
 
     Args:
         models: The watched models.
         report: Called with each mistake.
         step_of: Gives the number of the step an optimizer (None: the first) is working on.
+        guard: Catches faults of the check.
     """
 
-    def __init__(self, models: Models, report: ReportMistake, step_of: Callable[[Optimizer | None], int]) -> None:
+    def __init__(
+        self, models: Models, report: ReportMistake, step_of: Callable[[Optimizer | None], int], guard: Guard
+    ) -> None:
+        self.guard = guard
         self._write = report
         self._step_of = step_of
         self._losses = ScaledLosses(models)
@@ -53,7 +66,10 @@ class UsageWatch:
         self._scaled = False  # gradients hold a scale, a scaler's or one of the loop's own
         self._moved_unscaled = False  # the loop itself moves weights, by what does not depend on a scaler's scale
         self._latest_step = 0  # that was attempted
-        self._has_scaler = False
+        self._has_scaler = False  # the run has got one
+        self._has_scaled = False  # a scaler has scaled a loss of this run
+        self._stepped_in_epoch = -1  # autocast region in which the last optimizer step ran
+        self._began_in_epoch = -1  # in which the step in progress began
         self._is_known = True  # it is what it was in a step that was heard
         self._is_heard = True  # the loop's own work on gradients
         self._unscales_by_hand = False  # as far as it was heard
@@ -63,6 +79,80 @@ class UsageWatch:
         if mistake is not None:
             at = step if mistake.step is None else mistake.step
             self._write(mistake._replace(step=at))
+
+    # -- what happens in a step -------------------------------------------------------------------------------
+
+    def step_began(self, start: StepStart) -> None:
+        """Checks that the step before ended outside of autocast: weights cast before it would be used after it."""
+        now = start.ambient
+        if now.cache and now.autocast_dtype is not None and self._stepped_in_epoch == process_hooks.epoch[0]:
+            step = max(self._step_of(None) - 1, 0)
+            self._report(Mistake(Cause.MISUSE_AUTOCAST_SPANS_STEP, user_place(), step))
+        self._began_in_epoch = process_hooks.epoch[0]
+        self.new_iteration()
+
+    def backward_began(self, backward: BackwardCall) -> None:
+        """Checks where backward runs and what it starts from."""
+        under = backward.ambient.autocast_dtype is not None
+        several, seeds = backward.several_optimizers, backward_seeds(backward.args, backward.kwargs)
+        self.before_backward(backward.roots, seeds, under_autocast=under, several=several)
+
+    def backward_ended(self) -> None:
+        """Checks what was added to the gradients."""
+        self.after_backward()
+
+    def scaler_joined(self, joined: JoinedScaler) -> None:
+        """Takes down whether the scaler is a new one."""
+        self.new_scaler(joined.number, fresh=torch_private.scaler_is_fresh(joined.scaler))
+
+    def scaler_call_began(self, call: ScalerCall) -> None:
+        """Checks what must not come now."""
+        if call.method is ScalerMethod.SCALE:
+            self._has_scaled = True
+        elif call.method in (ScalerMethod.UNSCALE, ScalerMethod.STEP) and _has_scaled_nothing(call.scaler):
+            self.nothing_scaled(call.argument)
+        elif call.method is ScalerMethod.UNSCALE:
+            self.before_unscale(call.number, call.argument, call.place, by_loop=call.by_loop)
+        elif call.method is ScalerMethod.STEP:
+            on_device = torch_private.steps_on_device(call.argument)
+            self.before_step(call.number, call.argument, call.place, on_device=on_device)
+        elif call.method is ScalerMethod.UPDATE:
+            self.before_update(call.number, by_hand=call.argument is not None)
+
+    def scaler_call_ended(self, call: ScalerCall) -> None:
+        """Takes down what has changed."""
+        if call.method is ScalerMethod.SCALE:
+            scale = torch_private.scaler_tensors(call.scaler)[0]
+            self.scaled_by(call.number, list(tensor_tree.tensors(call.argument)), call.result, scale)
+        elif call.method is ScalerMethod.GET_SCALE:
+            self.scale_read(call.result)
+        elif call.method is ScalerMethod.UNSCALE:
+            self.after_unscale(call.number, call.argument, call.place, by_loop=call.by_loop)
+        elif call.method is ScalerMethod.STEP:
+            self.after_step(call.number, call.argument)
+        elif call.method is ScalerMethod.UPDATE:
+            self.updated(call.number, call.place)
+        elif call.method is ScalerMethod.LOAD_STATE_DICT:
+            self.restored(call.number)
+
+    def bare_step(self, bare: BareStep) -> None:
+        """Checks an optimizer that steps without the scaler."""
+        if bare.late:
+            self.bypassed_late(bare.optimizer)
+        else:
+            self.bypassed(bare.optimizer, half_forward=bare.half_forward, has_scaler=self._has_scaled)
+
+    def step_ended(self, ended: EndedStep) -> None:
+        """Takes down that the optimizer has stepped or was skipped, and under which autocast region."""
+        attempt = ended.attempt
+        self.stepped(attempt.optimizer, skipped=attempt.scaling is not None and not attempt.stepped)
+        epoch = process_hooks.epoch[0]
+        within = ended.ambient.autocast_dtype is not None and (not attempt.late or self._began_in_epoch == epoch)
+        self._stepped_in_epoch = epoch if within else -1
+
+    def scheduler_stepped(self, scheduler: Any) -> None:
+        """Checks that the step before was not skipped."""
+        self.scheduled(scheduler)
 
     # -- forward and backward -----------------------------------------------------------------------------------
 
@@ -81,7 +171,7 @@ class UsageWatch:
             under_autocast: Whether an autocast region is open.
             several: Whether to tell apart which parameters it reaches: there may be optimizers without a scaler.
         """
-        if under_autocast and not framework_habits.holds_autocast():
+        if under_autocast and not holds_autocast():
             self._report(Mistake(Cause.MISUSE_BACKWARD_UNDER_AUTOCAST, user_place()))
         self._moved_unscaled = False
         self._partly = PartlyUnscaled(self._scales, self._values, several=several)
@@ -323,3 +413,9 @@ def _depends(dependence: ScaleDependence) -> bool:
 
 def _any_half(parameters: list[Tensor]) -> bool:
     return any(parameter.dtype is torch.float16 for parameter in parameters)
+
+
+def _has_scaled_nothing(scaler: Any) -> bool:
+    """Whether a ``GradScaler`` has scaled no loss: it refuses to unscale and to step then."""
+    scale = torch_private.scaler_tensors(scaler)[0]
+    return scale is None and isinstance(scaler, torch.amp.GradScaler) and scaler.is_enabled()

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ampscope.capture.tracing.statistics.full_statistics import Census
-from ampscope.capture.tracing.statistics.fused_look import FusedLook, has_triton
-from ampscope.capture.tracing.statistics.stats import Slots
+from ampscope.capture.tracing.full_statistics import Census, FusedLook, has_triton
+from ampscope.capture.tracing.light_statistics import Slots
 from gpu_check.claim import Claim, Skipped, expect, need_cuda
 
 #: More elements than a 32-bit number counts.

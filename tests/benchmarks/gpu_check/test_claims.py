@@ -15,7 +15,7 @@ from gpu_check.claims import ALL, exact_replays, step_rows, training_unchanged
 from gpu_check.recorded import Row, first_bad, rows
 from gpu_check.trainings import Loop, watch
 
-from ampscope.capture.tracing.statistics.stats import Slots
+from ampscope.capture.tracing.light_statistics import Slots
 
 
 @pytest.fixture(autouse=True)

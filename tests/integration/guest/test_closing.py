@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.capture.scope import Forgettable, open_scopes
-from ampscope.capture.torch_support.calls.threads import changing
+from ampscope.capture.torch_support.threads import changing
 from ampscope.trace.schema import EventKind, Table
 from tests.support.training.small_loop import WIDTH
 from tests.support.training.torch_state import dress, installed

@@ -51,7 +51,7 @@ DOORS = frozenset(
         "torch_support.guard.Suppressed.__init__",  # the same
         "torch_support.guard.Suppressed.__enter__",
         "scope.Scope.close",  # called by the user
-        "events.run_end.in_flight",  # the same: what is being handled as `close` is called
+        "events.end_in_flight",  # the same: what is being handled as `close` is called
         *NOT_REPLACED,
     }
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ampscope.capture.events import StepObserver
 from ampscope.capture.loop_state.held_state import WrittenState
 from ampscope.capture.step.incidents import Incidents
 from ampscope.capture.step.live_trace import LiveTrace
@@ -60,6 +61,7 @@ _ANSWERED = {
     "buffers": {"step_began", "attempt_began"},
     "rows": {"optimizer_steps", "step_ended"},
     "incidents": {"look_at_weights", "absorbed"},
+    "usage": {name for name in vars(StepObserver) if not name.startswith("_")},
 }
 #: The call with which a step begins.
 _FIRST = "tape.begin"

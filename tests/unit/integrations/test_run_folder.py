@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.capture.torch_support.communication import process_group
+from ampscope.capture.torch_support import process_group
 from ampscope.integrations import _run_folder
 from ampscope.integrations._run_folder import run_folder
 from ampscope.trace.manifest import Manifest, write_manifest

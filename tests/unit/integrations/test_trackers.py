@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 import ampscope
-from ampscope.capture.record.signals import signals
-from ampscope.capture.record.signals.alert import AlertKind
-from ampscope.capture.record.signals.diagnosing import Diagnosing
+from ampscope.capture.record import signals
+from ampscope.capture.record.alerts import AlertKind, Diagnosing
 from ampscope.errors import WatchError
 from ampscope.integrations.trackers import MLflow, OpenTelemetry, TensorBoard, WandB
 from tests.support.paths import ROOT

@@ -11,7 +11,7 @@ import numpy as np
 from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray, joined
 from ampscope.analysis.precision.ranges.places import Place, Sampled, Stretch, numbered, place_of
 from ampscope.analysis.tables.lazy_tables import Lazy, group_columns, rank_table
-from ampscope.forecast.forecast import Point
+from ampscope.forecast import Point
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Source, Table, source_of
 

@@ -16,9 +16,9 @@ from ampscope.analysis.precision.ranges.magnitudes import Cells, Magnitudes, mag
 from ampscope.analysis.precision.ranges.places import Place, Sampled, place_of, sampled_steps
 from ampscope.analysis.tables.lazy_tables import collect_groups, rank_table
 from ampscope.analysis.tables.step_history import History, histories
-from ampscope.forecast.forecast import Forecast, Point, bits_per_step, forecast_overflow
+from ampscope.forecast import Forecast, Point, bits_per_step, forecast_overflow
 from ampscope.provenance import is_deliberate
-from ampscope.provenance.loss_scale import scaled
+from ampscope.provenance.large_values import scaled
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Node, OpRow, Source, Table, Trigger, execution_of, source_of
 

@@ -15,7 +15,7 @@ from ampscope.analysis.precision.ranges.places import Place, Sampled, place_of, 
 from ampscope.analysis.precision.ranges.ranges import RangeRow, range_row
 from ampscope.analysis.results import Operand
 from ampscope.analysis.tables.lazy_tables import collect_expressions, rank_table
-from ampscope.forecast.forecast import Forecast
+from ampscope.forecast import Forecast
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Statistics, Table
 

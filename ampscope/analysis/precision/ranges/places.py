@@ -13,7 +13,7 @@ from ampscope.analysis.numerics.rounding import plain
 from ampscope.analysis.origin.step_graph import public_phase, source_line
 from ampscope.analysis.results import SourceLine
 from ampscope.analysis.tables.traced_steps import traced_rows
-from ampscope.provenance import meant
+from ampscope.provenance import large_values
 from ampscope.trace.dtypes import FINFO, PARTS, FloatInfo
 from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
@@ -111,7 +111,7 @@ def place_of(site: SiteRow, out: int, optimizer: int) -> Place | None:
         name=site.name,
         optimizer=optimizer,
         source=source_line(site),
-        is_bounded=meant.is_bounded(site.op, lambda: details(site.scalars)),
+        is_bounded=large_values.is_bounded(site.op, lambda: details(site.scalars)),
     )
 
 

@@ -73,7 +73,7 @@ def test_a_bad_loss_is_one_incident(run_folder: Path) -> None:
 def test_other_weights_are_no_fault_of_the_device(
     ends: Callable[..., None], run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ampscope.capture.events.open_step.OpenStep.loss_known_bad", False)  # as where it comes late
+    monkeypatch.setattr("ampscope.capture.events.OpenStep.loss_known_bad", False)  # as where it comes late
     watched = train_both(partial(fused, ends=ends), run_folder)
     status, reason = watched.replay_of(STEPS - 1)
     assert status == ReplayStatus.UNAVAILABLE

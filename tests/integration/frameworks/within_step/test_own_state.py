@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ampscope import diagnose
 from ampscope.capture.step.own_work import OwnWork
-from ampscope.capture.torch_support.calls.pause import Pause
+from ampscope.capture.torch_support.modes import Pause
 from ampscope.trace.schema import ReplayStatus
 from tests.support.primary import primary_incident
 from tests.support.training.small_loop import BATCH, POISONED, STEPS, WIDTH, make_scaler

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ampscope
-from ampscope.capture.torch_support.calls.threads import HomeThread, origin
+from ampscope.capture.torch_support.threads import HomeThread, origin
 from ampscope.capture.torch_support.torch_private import next_sequence_number
 from ampscope.trace.schema import Phase, Source
 from tests.support.training.accelerator import fake_device

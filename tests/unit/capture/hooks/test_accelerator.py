@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampscope.capture.hooks.accelerator import as_called, is_accelerator, prepared
+from ampscope.capture.hooks.amp_objects import as_called, is_accelerator, prepared
 
 
 def compiled(model: nn.Module) -> nn.Module:

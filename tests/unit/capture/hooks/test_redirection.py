@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 import ampscope
-from ampscope.capture.hooks.redirection import Redirections
+from ampscope.capture.hooks.module_calls import Redirections
 
 
 def other(*_: Any) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ampscope.capture.events.calls import ScalerCall
+from ampscope.capture.events import ScalerCall
 from ampscope.capture.hooks import scaler_calls
-from ampscope.capture.torch_support.calls.threads import HomeThread
+from ampscope.capture.torch_support.threads import HomeThread
 
 
 class Heard:

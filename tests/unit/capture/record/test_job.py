@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampscope.capture.record.job import Job, agent_folder, this_job
+from ampscope.capture.record.run_folder import Job, agent_folder, this_job
 
 ERROR_FILE = "/tmp/torchelastic_a1b2/none_c3d4/attempt_0/1/error.json"
 TORCHRUN = {

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.capture.record import run_folder
-from ampscope.capture.record.job import Job
-from ampscope.capture.record.run_folder import DEFAULT_FOLDER, default_folder
+from ampscope.capture.record.run_folder import DEFAULT_FOLDER, Job, default_folder
 from ampscope.trace.manifest import Manifest, write_manifest
 
 RANKS = [Job(rank, 4, ("torchrun agents/nightly", "torchrun nightly")) for rank in range(4)]

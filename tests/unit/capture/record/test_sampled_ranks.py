@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import ampscope
-from ampscope.capture.record.sampled_ranks import sampled_ranks
+from ampscope.capture.record.settings import sampled_ranks
 from ampscope.errors import WatchError
 from ampscope.trace.schema import EventKind, Source, Table
 from tests.support.training.training_loop import TrainingLoop

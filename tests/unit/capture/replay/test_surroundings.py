@@ -20,7 +20,7 @@ from ampscope.capture.isolation.state_snapshot import StateSnapshot
 from ampscope.capture.isolation.write_guard import WriteGuard
 from ampscope.capture.rerun import substitutes
 from ampscope.capture.rerun.substitutes import Substitutes
-from ampscope.capture.torch_support.calls import kernel_choice
+from ampscope.capture.torch_support import call_state
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import ReplayStatus, Table
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, make_scaler, mlp, mse, train
@@ -88,9 +88,9 @@ def test_a_backward_runs_under_the_settings_around_it(run_folder: Path) -> None:
     def look(step: int, _: Tensor) -> None:
         seen.put((step, torch.are_deterministic_algorithms_enabled()))
 
-    before = kernel_choice.current()
+    before = call_state.kernels_now()
     watched = train_both(loop, run_folder, every=0, replay_budget=0)
-    assert kernel_choice.current() == before
+    assert call_state.kernels_now() == before
     assert watched.replay_of(POISONED)[0] == ReplayStatus.EXACT
     looked = [seen.get_nowait() for _ in range(seen.qsize())]
     assert all(deterministic for _, deterministic in looked)
@@ -108,7 +108,7 @@ def _deterministic() -> Any:
 
 def test_a_run_tells_the_settings_it_began_with(run_folder: Path) -> None:
     watched = train_both(lambda watch: train(watch, mlp()), run_folder)
-    now = kernel_choice.by_name(kernel_choice.current())
+    now = call_state.kernels_by_name(call_state.kernels_now())
     assert watched.run.manifest.configuration["kernels"] == json.loads(json.dumps(now))
 
 

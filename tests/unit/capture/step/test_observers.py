@@ -15,7 +15,7 @@ from ampscope.capture.checks.second_look import SecondLook
 from ampscope.capture.checks.step_audit import Audit
 from ampscope.capture.checks.still_buffers import StillBuffers
 from ampscope.capture.checks.still_updates import StillUpdates
-from ampscope.capture.events.observer import StepObserver
+from ampscope.capture.events import StepObserver
 from ampscope.capture.heal.healer import Healer
 from ampscope.capture.loop_state.between_steps import CarriedState
 from ampscope.capture.loop_state.held_state import WrittenState
@@ -29,10 +29,10 @@ from ampscope.capture.step.own_work import OwnWork
 from ampscope.capture.step.scaler_history import ScalerHistory
 from ampscope.capture.step.step_rows import StepRows, TraceEnding
 from ampscope.capture.tape.step_tape import StepTape
-from ampscope.capture.torch_support.calls.pause import Pause
 from ampscope.capture.torch_support.guard import Guard
+from ampscope.capture.torch_support.modes import Pause
 from ampscope.capture.usage.amp_effect import AmpEffect
-from ampscope.capture.usage.usage_observer import UsageObserver
+from ampscope.capture.usage.usage_watch import UsageWatch
 
 EVENTS = {name for name, _ in inspect.getmembers(StepObserver, inspect.isfunction)}
 PARTS: dict[str, type[StepObserver]] = {
@@ -44,7 +44,7 @@ PARTS: dict[str, type[StepObserver]] = {
     "state": StateWatch,
     "still": StillBuffers,
     "updates": StillUpdates,
-    "usage": UsageObserver,
+    "usage": UsageWatch,
     "rows": StepRows,
     "history": ScalerHistory,
     "hidden": HiddenOverflow,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.events.open_step import OpenStep, StepAttempt
+from ampscope.capture.events import OpenStep, StepAttempt
 from ampscope.capture.loop_state.held_state import Held
 from ampscope.capture.step import gradients, verdict
 from ampscope.capture.torch_support.models import Models

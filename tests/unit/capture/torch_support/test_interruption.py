@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from ampscope.capture.torch_support.guard import Guard, Suppressed
-from ampscope.capture.torch_support.interruption import is_interruption
+from ampscope.capture.torch_support.guard import Guard, Suppressed, is_interruption
 
 
 class Preempted(Exception):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampscope.capture.tracing.statistics.batch_rows import BatchRows, RowShare
+from ampscope.capture.tracing.batch_rows import BatchRows, RowShare
 
 
 def followed(output: Tensor, gradient: Tensor) -> RowShare | None:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampscope.capture.tracing.statistics.checksums import checksum, read
+from ampscope.capture.tracing.light_statistics import checksum, read_checksums
 
 ODD = torch.linspace(-3.0, 3.0, 77)
 
 
 def number(tensor: Tensor) -> int | None:
-    return read([checksum(tensor)])[0]
+    return read_checksums([checksum(tensor)])[0]
 
 
 LAID_OUT = {

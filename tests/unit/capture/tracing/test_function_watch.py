@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.capture.tracing.program.function_watch import FunctionWatch
+from ampscope.capture.tracing.running_code import FunctionWatch
 from tests.support.training.small_loop import make_scaler
 
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampscope.capture.tracing.statistics import full_statistics
-from ampscope.capture.tracing.statistics.full_statistics import Census
-from ampscope.capture.tracing.statistics.fused_look import FusedLook
+from ampscope.capture.tracing import full_statistics
+from ampscope.capture.tracing.full_statistics import Census, FusedLook
 from ampscope.trace.schema import Statistics
 
 HERE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -27,7 +26,7 @@ def kernel() -> Iterator[None]:
         if HERE.type == "cpu":
             patch.setenv("TRITON_INTERPRET", "1")
         pytest.importorskip("triton", reason="needs Triton")
-        import ampscope.capture.tracing.statistics.fused_kernel  # noqa: F401
+        import ampscope.capture.tracing.fused_kernel  # noqa: F401
 
         yield
 

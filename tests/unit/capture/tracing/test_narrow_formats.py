@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampscope.capture.tracing.statistics.exponent_histogram import Histogram
-from ampscope.capture.tracing.statistics.samples import SAMPLE, Samples, width
+from ampscope.capture.tracing.exponent_histogram import SAMPLE, Histogram, Samples, width
 from ampscope.trace.schema import BLOCK, BLOCK_FALLS, TOP_VALUES
 
 

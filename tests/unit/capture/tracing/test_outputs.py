@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ampscope.capture.tracing.dataflow import Dataflow, Outputs
 from ampscope.capture.tracing.executions import Made
-from ampscope.capture.tracing.flow.dataflow import Dataflow
-from ampscope.capture.tracing.flow.outputs import Outputs
 from ampscope.capture.tracing.traced_rows import rows
 
 

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampscope.capture.tracing.statistics import full_statistics, stats
-from ampscope.capture.tracing.statistics.full_statistics import Census
-from ampscope.capture.tracing.statistics.samples import SAMPLE
-from ampscope.capture.tracing.statistics.stats import Slots
-from ampscope.capture.tracing.statistics.tensor_values import stored
+from ampscope.capture.tracing import full_statistics, light_statistics
+from ampscope.capture.tracing.exponent_histogram import SAMPLE
+from ampscope.capture.tracing.full_statistics import Census
+from ampscope.capture.tracing.light_statistics import Slots, stored
 from ampscope.trace.schema import UNMEASURED, Statistics
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -143,7 +142,7 @@ def test_shape_and_layout_do_not_matter(tensor: Tensor) -> None:
     ],
 )
 def test_what_has_no_measurable_values_is_left_alone(tensor: Tensor) -> None:
-    assert not stats.measurable(stored(tensor))
+    assert not light_statistics.measurable(stored(tensor))
 
 
 WHOLE = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool, torch.uint16, torch.uint32]
@@ -166,7 +165,7 @@ def test_eight_bit_floats_are_measured_with_subnormals_of_their_own(dtype: torch
     assert measured.min_positive == subnormal
     spoilt = torch.tensor([1.0, math.nan]).to(dtype)
     assert (_full(spoilt).nan, _full(spoilt).max_finite) == (1, 1.0)
-    assert not stats.finite(spoilt)
+    assert not light_statistics.finite(spoilt)
     assert math.isnan(_light(spoilt).max or 0.0)
 
 
@@ -198,7 +197,7 @@ class TestComplex:
         tensor = torch.tensor([complex(nan, 1), complex(nan, inf), complex(inf, 1), complex(0, -inf), 2 + 1j])
         measured = _full(tensor)
         assert (measured.nan, measured.posinf, measured.neginf, measured.max_finite) == (2, 1, 1, 2.0)
-        assert not stats.finite(tensor)
+        assert not light_statistics.finite(tensor)
         assert math.isnan(_light(tensor).min or 0.0)
 
     def test_zeros_are_counted_exactly_in_a_large_tensor(self) -> None:
@@ -221,16 +220,20 @@ def test_the_values_of_a_sparse_or_nested_tensor_are_looked_at(make: Callable[[]
     tensor = make()
     values = stored(tensor)
     assert _light(tensor).max == 1.0
-    assert stats.finite(tensor)
+    assert light_statistics.finite(tensor)
     values[0] = math.inf
-    assert not stats.finite(tensor)
+    assert not light_statistics.finite(tensor)
 
 
 def test_a_finite_number_that_float32_does_not_hold_stays_finite_in_a_trace() -> None:
     tensor = torch.tensor([-1e200, 1e300], dtype=torch.float64)
-    kept = stats.recorded(_full(tensor))
-    assert (kept.min, kept.max, kept.max_finite) == (-stats.LARGEST, stats.LARGEST, stats.LARGEST)
-    assert stats.recorded(_full(tensor.fill_(math.inf))).max == math.inf
+    kept = light_statistics.recorded(_full(tensor))
+    assert (kept.min, kept.max, kept.max_finite) == (
+        -light_statistics.LARGEST,
+        light_statistics.LARGEST,
+        light_statistics.LARGEST,
+    )
+    assert light_statistics.recorded(_full(tensor.fill_(math.inf))).max == math.inf
 
 
 class TestSample:
@@ -352,10 +355,10 @@ class TestSlots:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
 def test_one_element_that_is_not_finite_is_enough(dtype: torch.dtype, value: float) -> None:
     tensor = _mixed(dtype)
-    assert stats.finite(tensor)
+    assert light_statistics.finite(tensor)
     tensor[-1] = value
-    assert not stats.finite(tensor)
-    assert not stats.finite(tensor.view(50, 20).t().requires_grad_())
+    assert not light_statistics.finite(tensor)
+    assert not light_statistics.finite(tensor.view(50, 20).t().requires_grad_())
 
 
 @pytest.mark.parametrize(
@@ -370,7 +373,7 @@ def test_one_element_that_is_not_finite_is_enough(dtype: torch.dtype, value: flo
     ],
 )
 def test_finite_or_not_whatever_the_layout(tensor: Tensor, verdict: bool) -> None:
-    assert stats.finite(tensor) is verdict
+    assert light_statistics.finite(tensor) is verdict
 
 
 def test_finite_is_unknown_where_nothing_was_measured() -> None:
@@ -403,9 +406,9 @@ class _Minima(TorchDispatchMode):
     ids=["channels last", "channels last 3d", "transposed", "permuted", "strided", "expanded"],
 )
 def test_what_is_dense_is_measured_where_it_lies(tensor: Tensor, as_it_lies: bool) -> None:
-    slots = stats.Slots()
+    slots = light_statistics.Slots()
     with _Minima() as minima:
-        low, high = stats.extremes(tensor)
+        low, high = light_statistics.extremes(tensor)
         slots.measure(tensor)
     assert (low, high) == (tensor.min(), tensor.max())
     assert (slots.read()[0].min, slots.read()[0].max) == (low.item(), high.item())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ampscope.capture.torch_support.torch_private import HeldStorages
-from ampscope.capture.tracing.flow import dataflow
+from ampscope.capture.tracing import dataflow
 from ampscope.trace.schema import Cast, Node, Phase, Source
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, Forward, mlp, train
 from tests.support.training.step_traces import Trace, line_of

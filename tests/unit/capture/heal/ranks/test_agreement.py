@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ampscope.capture.heal.rank_agreement import Agreement
-from ampscope.capture.torch_support.communication.ballot import Ballot
+from ampscope.capture.torch_support.process_group import Ballot
 
 DIST: Any = torch.distributed
 pytestmark = pytest.mark.skipif(not DIST.is_available(), reason="torch was built without distributed")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.torch_support.calls.modes_aside import modes_at_rest
+from ampscope.capture.torch_support.modes import modes_at_rest
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import ReplayRow, Table
 from tests.support.training.small_loop import here

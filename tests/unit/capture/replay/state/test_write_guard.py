@@ -19,8 +19,8 @@ from ampscope.capture.isolation.state_snapshot import SMALL_BUFFER_BYTES
 from ampscope.capture.isolation.write_guard import WriteGuard
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.tracing.program.function_watch import FunctionWatch
-from ampscope.capture.tracing.program.places import Places
+from ampscope.capture.tracing.places import Places
+from ampscope.capture.tracing.running_code import FunctionWatch
 from ampscope.capture.tracing.sites import Sites
 from ampscope.trace.schema import ReplayStatus
 from tests.support.training.small_loop import BATCH, POISONED, WIDTH, mse, train

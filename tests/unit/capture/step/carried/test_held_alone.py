@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import ampscope
 from ampscope.capture.loop_state import loop_calls
 from ampscope.capture.loop_state.loop_calls import MOST_CALLS, Gap
-from ampscope.capture.torch_support.calls import call_state
+from ampscope.capture.torch_support import call_state
 
 WIDTH, STEPS, CALLS = 6, 8, 12
 SIZE = 400  # bytes of each tensor

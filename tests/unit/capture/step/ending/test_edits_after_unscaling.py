@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import ampscope
 from ampscope.analysis.results import Diagnosis
-from ampscope.capture.events.open_step import OpenStep
+from ampscope.capture.events import OpenStep
 from ampscope.capture.tape import unscaled_edits
 from ampscope.trace.vocabulary import Cause, Verdict
 

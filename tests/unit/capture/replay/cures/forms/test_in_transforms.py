@@ -14,7 +14,7 @@ from ampscope.capture.changes.call_form import CallForm, CallPlace, OperandBound
 from ampscope.capture.changes.log_softmax import MaxOff
 from ampscope.capture.changes.replaced_calls import OtherForm
 from ampscope.capture.changes.safe_operands import AddedEps
-from ampscope.capture.torch_support.calls import transforms
+from ampscope.capture.torch_support import transforms
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.trace.schema import Form
 from tests.support.primary import primary_incident

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.results import Diagnosis, Incident
-from ampscope.capture.events.open_step import StepAttempt
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.loop_state import held_state, state_watch
 from ampscope.capture.loop_state.held_state import Seen, StateHistory, WrittenState
 from ampscope.capture.torch_support.guard import Guard

@@ -1,1 +1,0 @@
-"""Describes an optimizer step's events as plain data, with the protocol of those who are told of them."""

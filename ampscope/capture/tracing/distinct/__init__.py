@@ -1,1 +1,0 @@
-"""How many different values casts to half precision leave of those that number something."""

@@ -1,1 +1,0 @@
-"""Keeps what the ops of one step gave, and which of it other ops read."""

@@ -1,1 +1,0 @@
-"""Samples healthy steps: every statistic of some tensors, and how near each comes to the limits of its dtype."""

@@ -1,1 +1,0 @@
-"""What a run tells to others while it trains."""

@@ -1,1 +1,0 @@
-"""Tests of what surrounds a call."""
