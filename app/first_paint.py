@@ -10,8 +10,12 @@ import streamlit
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from blocks.basics.style import STYLE
-from state.pages import Page
+from ampscope.report.html.markup import SHEET
+from state import Page
+
+#: It is in the page before anything is drawn.
+STYLE = SHEET + "".join(Path(__file__).with_name(f"{name}.css").read_text("utf-8") for name in ("style", "wall"))
+
 
 _END = b"</body>"
 #: What the server says of the file as it is without the style sheet, and what a browser asks of it.

@@ -15,15 +15,13 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Route
 
 from ampscope.errors import AmpscopeError
-from data.address_lookup import never_look_up
 from first_paint import StyleInPage
-from garbage import collect_seldom, set_aside
-from no_delay import send_at_once
-from state.pages import Page
+from server_settings import collect_seldom, never_look_up, send_at_once, set_aside
+from state import Page
 
 #: What the first page needs beside Streamlit. Never pandas: Plotly takes hold of it as soon as its loading has begun,
 #: so that a figure drawn meanwhile in another thread would end in an error.
-FIRST_PAGE = ("blocks.frame.top_bar", "charts.stack", "data.downloads", "plotly.graph_objects")
+FIRST_PAGE = ("blocks.top_bar", "charts", "data.run_results", "plotly.graph_objects")
 
 
 def load_packages() -> None:

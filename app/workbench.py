@@ -7,19 +7,14 @@ from functools import partial
 import streamlit as st
 
 from ampscope.errors import AmpscopeError
-from blocks.basics.text import alarm
-from blocks.frame.navigation import page_of
-from blocks.frame.new_runs import await_runs
-from blocks.frame.other_runs import other_runs
-from blocks.frame.sidebar import side_bar, unreadable_side_bar
-from blocks.frame.tab import label_tab, last_tab, tab_of
-from blocks.frame.top_bar import top_bar
-from blocks.frame.welcome import samples_only, unreachable, welcome
+from blocks.other_runs import await_runs, other_runs, samples_only, unreachable, welcome
+from blocks.sidebar import label_tab, last_tab, page_of, side_bar, tab_of, unreadable_side_bar
+from blocks.text import alarm
+from blocks.top_bar import top_bar
 from data.ahead import look_ahead
-from data.current_run import current_run
 from data.run_folders import offered_runs, run_folders, unreachable_folders
-from state.pages import Page
-from state.query_params import params_written_once
+from data.run_snapshot import current_run
+from state import Page, params_written_once
 
 #: Pixels: the names of the pages, and no more.
 _SIDE_BAR = 208

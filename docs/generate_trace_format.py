@@ -1,7 +1,7 @@
 """Writes ``docs/trace-format.md`` from the schema: ``make docs``.
 
 What a column or a value means stands once, as a comment behind it in the source
-(`ampscope.trace.schema.field_comments`).
+(`ampscope.trace.schema.tables`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from ampscope.trace import vocabulary
 from ampscope.trace.read import older_versions
 from ampscope.trace.schema import ROW_TYPES, SCHEMA_VERSION, Table, arrow_schema, enums
-from ampscope.trace.schema.field_comments import column_meanings, field_comments
+from ampscope.trace.schema.tables import column_meanings, field_comments
 
 PAGE = Path(__file__).with_name("trace-format.md")
 TEXT = Path(__file__).with_name("trace-format.in.md")

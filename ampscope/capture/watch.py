@@ -34,10 +34,10 @@ from ampscope.capture.torch_support.modes import others_aside
 from ampscope.capture.torch_support.threads import changing
 from ampscope.capture.torch_support.user_line import user_place
 from ampscope.errors import WatchError
+from ampscope.trace.location import BucketPath
 from ampscope.trace.manifest import Manifest
-from ampscope.trace.remote.location import BucketPath
-from ampscope.trace.upload.early_exit import before_exit
 from ampscope.trace.upload.opening import cannot_write, named_folder, open_writer
+from ampscope.trace.upload.uploader import before_exit
 
 #: Of the disk budget, kept operands take at most one part in this many.
 OPERANDS_SHARE = 4

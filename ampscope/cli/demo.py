@@ -52,7 +52,7 @@ def demo(
 ) -> None:
     """Train a small model under the watch of AMPscope, print the diagnosis, and open the app on the run."""
     from ampscope.analysis.diagnosis.diagnosis import diagnose
-    from ampscope.cli.shared.terminal import show
+    from ampscope.cli.output import show
     from ampscope.report.terminal.diagnosis_text import as_text
 
     run = _new_folder(folder, training)

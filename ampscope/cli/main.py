@@ -9,27 +9,14 @@ from typing import Annotated
 import typer
 
 import ampscope
-from ampscope.cli.compact import compact
-from ampscope.cli.compare import compare
 from ampscope.cli.demo import demo
-from ampscope.cli.diagnose import diagnose
-from ampscope.cli.precision.audit import audit
-from ampscope.cli.precision.plan import plan
-from ampscope.cli.precision.ranges import ranges
-from ampscope.cli.precision.scale import scale
-from ampscope.cli.programs.fleet import fleet
-from ampscope.cli.programs.gate import gate
-from ampscope.cli.programs.mcp.verb import mcp
-from ampscope.cli.programs.perfetto import perfetto
-from ampscope.cli.programs.schema import schema
-from ampscope.cli.programs.upload import upload
-from ampscope.cli.remedies.fix import fix
-from ampscope.cli.remedies.verify import verify
-from ampscope.cli.report import report
-from ampscope.cli.repro import repro
-from ampscope.cli.runs import runs
-from ampscope.cli.shared.exits import Exit
-from ampscope.cli.shared.terminal import show_all
+from ampscope.cli.fix import fix
+from ampscope.cli.output import Exit, show_all
+from ampscope.cli.precision_verbs import audit, plan, ranges, scale
+from ampscope.cli.program_verbs import gate, mcp, perfetto, schema
+from ampscope.cli.run_verbs import compare, diagnose, fleet, report, repro, runs
+from ampscope.cli.storage_verbs import compact, upload
+from ampscope.cli.verify import verify
 from ampscope.cli.view import view
 from ampscope.errors import AmpscopeError
 from ampscope.report.safe_text import visible

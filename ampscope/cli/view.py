@@ -15,10 +15,9 @@ from typing import Annotated
 import typer
 
 import ampscope
-from ampscope.cli.shared.completion import complete_run
-from ampscope.cli.shared.newest import AT_HAND
+from ampscope.cli.run_argument import AT_HAND, complete_run
 from ampscope.errors import AmpscopeError, RunNotFound
-from ampscope.trace.remote.location import location
+from ampscope.trace.location import location
 
 _ENTRY = "streamlit_app.py"
 _NEEDED = ("streamlit", "plotly")

@@ -12,9 +12,7 @@ import ampscope
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.errors import WatchError
-from ampscope.integrations._calling import calling
-from ampscope.integrations._run_folder import run_folder
-from ampscope.integrations._verdict_line import verdict_line
+from ampscope.integrations._framework_run import calling, run_folder, verdict_line
 
 
 class WatchTracker(GeneralTracker):  # type: ignore[misc]  # accelerate ships no types

@@ -98,7 +98,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def _asked(marker: pytest.Mark | None) -> tuple[Limits, Path | None]:
     """The limits that a marker sets, and the run to hold against."""
     from ampscope.analysis.diagnosis.gate_limits import Limits
-    from ampscope.trace.remote.location import location
+    from ampscope.trace.location import location
 
     asked: dict[str, Any] = dict(marker.kwargs) if marker is not None else {}
     baseline = asked.pop("baseline", None)
@@ -149,7 +149,7 @@ def _tell(item: pytest.Item, watching: Watched) -> None:
 def _text(found: Gate) -> str:
     from ampscope.analysis.diagnosis.gate import Limit, Outcome
     from ampscope.report.terminal.diagnosis_text import as_text as of_diagnosis
-    from ampscope.report.terminal.gate_text import as_text as of_gate
+    from ampscope.report.terminal.verdict_text import gate_text as of_gate
 
     told = _printed(of_gate(found))
     verdict = next(check for check in found.checks if check.limit is Limit.VERDICT)

@@ -12,9 +12,7 @@ import ampscope
 from ampscope.capture.hooks.amp_objects import as_called
 from ampscope.capture.record.terminal import Terminal
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.integrations._calling import calling
-from ampscope.integrations._run_folder import run_folder
-from ampscope.integrations._verdict_line import verdict_line
+from ampscope.integrations._framework_run import calling, run_folder, verdict_line
 
 #: Name of a run in ``output_dir``: with an underscore, it stays out of what ``push_to_hub`` uploads from there.
 NAME = "_ampscope"

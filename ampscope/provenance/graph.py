@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ampscope.trace.json_columns import details
 from ampscope.trace.schema import COLLECTIVE_LIBRARIES, SINK_NODES, EdgeRow, Node, OpRow, SiteRow
+from ampscope.trace.schema.tables import details
 
 #: Sinks in the order in which their origins are told.
 _IMPORTANCE = {

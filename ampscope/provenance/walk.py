@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampscope.provenance.graph import Graph, has_nan, op_name
-from ampscope.trace.json_columns import details
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Node, Phase, SiteRow
+from ampscope.trace.schema.tables import details
 
 #: Ops that take a 0 of a mask to the -inf which a softmax reads as "not this one".
 _LOGARITHMS = frozenset({"log", "log2", "log10"})

@@ -16,8 +16,8 @@ from ampscope.analysis.diagnosis.gate import Check, Gate, Limit, Outcome
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, SourceLine
 from ampscope.analysis.words import number, when_in_words
 from ampscope.report import numbers
+from ampscope.report.diagnosis_words import remedy_in_words
 from ampscope.report.safe_text import visible, visible_lines
-from ampscope.report.wording.diagnosis_words import remedy_in_words
 from ampscope.trace.vocabulary import Severity
 
 NAMES = {

@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ampscope.analysis.results import CodeLine, Operand
 from ampscope.trace.schema import Statistics
-from ampscope.trace.schema.field_comments import field_comments
+from ampscope.trace.schema.tables import field_comments
 
 
 def as_json(result: Any) -> str:

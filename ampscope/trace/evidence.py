@@ -14,8 +14,8 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from ampscope.trace.json_columns import details
 from ampscope.trace.schema import IncidentRow, Phase
+from ampscope.trace.schema.tables import details
 
 _NOTHING = object()
 _COLUMN: Mapping[str, bool] = {"column": True}  # marks a field that is a column of its own, not part of the JSON

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ampscope.errors import RunDamaged, RunNotFound, RunTooNew
-from ampscope.trace.files.durable import write_whole
 from ampscope.trace.files.layout import MOST_RANKS, TEMPORARY_SUFFIX
-from ampscope.trace.files.regular_file import read_regular
+from ampscope.trace.files.whole_files import read_regular, write_whole
 from ampscope.trace.schema import MANIFEST, SCHEMA_VERSION
 
 #: What leads on from a run that was not found.

@@ -7,23 +7,22 @@ from dataclasses import dataclass, replace
 
 import streamlit as st
 
-from ampscope.analysis.replay.compare.results import Comparison, Difference, Kind
+from ampscope.analysis.replay.compare.compare_results import Comparison, Difference, Kind
 from ampscope.errors import AmpscopeError
-from ampscope.report.figures.over_steps import SIDES, overlay_stack
+from ampscope.report.diagnosis_words import MATTERS
+from ampscope.report.figures.step_figures import SIDES, overlay_stack
 from ampscope.report.html.markup import as_html
-from ampscope.report.html.parts.tables import comparison_html, difference_rows
-from ampscope.report.wording.comparison_words import MATTERS
-from blocks.basics.figure import show_figure
-from blocks.basics.page_links import link_row, to_replay
-from blocks.basics.table import table
-from blocks.basics.text import alarm, heading, paragraph, title
-from blocks.choices.select_box import choose_optimizer
-from blocks.choices.side_box import Side, choose_side, choose_step
-from charts.stack import stack_figure
-from data.comparisons import comparison_of
-from data.current_run import current_run
+from ampscope.report.html.tables_html import comparison_html, difference_rows
+from blocks.choices import Side, choose_optimizer, choose_side, choose_step
+from blocks.figure import show_figure
+from blocks.page_links import link_row, to_replay
+from blocks.table import table
+from blocks.text import alarm, heading, paragraph, title
+from charts import stack_figure
 from data.run_folders import OfferedRun, offered_runs, run_folders
 from data.run_results import overview_of
+from data.run_snapshot import current_run
+from data.step_results import comparison_of
 
 _ENVIRONMENT = "Where and how they ran"
 

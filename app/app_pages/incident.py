@@ -8,16 +8,15 @@ from functools import partial
 
 import streamlit as st
 
-from ampscope.analysis.origin.step_graph import Closeup
 from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import Diagnosis, Finding, Incident, LastGood, SourceLine
-from ampscope.report.figures.magnitudes import LABEL as MAGNITUDES
-from ampscope.report.figures.magnitudes import magnitudes
-from ampscope.report.figures.over_steps import clipped_stack
+from ampscope.analysis.step_graph import Closeup
+from ampscope.report.diagnosis_words import clipped_norm
+from ampscope.report.figures.magnitudes_figure import LABEL as MAGNITUDES
+from ampscope.report.figures.magnitudes_figure import magnitudes
 from ampscope.report.figures.path_graph import PathGraph, path_graph
-from ampscope.report.html.figures.ops import PathWays, magnitudes_html, path_graph_html
-from ampscope.report.html.markup import as_source, listing
-from ampscope.report.html.parts.incident import (
+from ampscope.report.figures.step_figures import clipped_stack
+from ampscope.report.html.incident_sections import (
     found,
     move_rows,
     operand_rows,
@@ -25,28 +24,29 @@ from ampscope.report.html.parts.incident import (
     tripped_heading,
     tripped_html,
 )
-from ampscope.report.html.parts.tables import TableRows
-from ampscope.report.wording.diagnosis_words import clipped_norm
+from ampscope.report.html.markup import as_source, listing
+from ampscope.report.html.ops_svg import PathWays, magnitudes_html, path_graph_html
+from ampscope.report.html.tables_html import TableRows
 from ampscope.trace.vocabulary import Cause, Severity
-from blocks.basics.figure import figure, show_figure
-from blocks.basics.page_links import link_row, rank_of, to_overview, to_precision, to_replay, to_scale, to_usage
-from blocks.basics.table import table
-from blocks.basics.text import heading, paragraph, title
-from blocks.basics.watch_line import watch_line
-from blocks.choices.select_box import choose
-from blocks.choices.tabs import tabs
-from blocks.verdict.before_it import before_it
-from blocks.verdict.diagnosis_card import item_card
-from blocks.verdict.incident_ways import parameter_way, path_ways, rank_chips
-from blocks.verdict.item_list import item_line
-from blocks.verdict.remedy_list import remedy_list
-from blocks.verdict.repro_download import repro_download
-from charts.stack import stack_figure
-from data.current_run import current_run
-from data.named_items import Item, named_items
-from data.run_results import closeup_of, diagnosis_of, last_good_of, overview_of, scale_history_of
-from data.run_snapshot import RunSnapshot
-from state.query_params import remember_params
+from blocks.choices import choose, tabs
+from blocks.figure import figure, show_figure
+from blocks.page_links import link_row, rank_of, to_overview, to_precision, to_replay, to_scale, to_usage
+from blocks.table import table
+from blocks.text import heading, paragraph, title, watch_line
+from blocks.verdict import (
+    before_it,
+    item_card,
+    item_line,
+    parameter_way,
+    path_ways,
+    rank_chips,
+    remedy_list,
+    repro_download,
+)
+from charts import stack_figure
+from data.run_results import Item, closeup_of, diagnosis_of, last_good_of, named_items, overview_of, scale_history_of
+from data.run_snapshot import RunSnapshot, current_run
+from state import remember_params
 
 
 def incident_page() -> None:

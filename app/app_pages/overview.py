@@ -10,13 +10,15 @@ from ampscope.analysis.precision.ranges.heat_map import View
 from ampscope.analysis.results import Incident
 from ampscope.analysis.scale.scale_history import scale_story
 from ampscope.analysis.usage.mistakes import usage_checks
-from ampscope.report.figures.over_steps import SEVERITY_LANES, SKIPPED, timeline_stack
-from ampscope.report.html.parts.card import healed_html, run_tiles, scale_html, thinned_note
+from ampscope.report.figures.step_figures import SEVERITY_LANES, SKIPPED, timeline_stack
+from ampscope.report.html.cards import healed_html, run_tiles, scale_html, thinned_note
 from ampscope.report.numbers import count
-from ampscope.report.wording.ranges_words import closest_sentence
+from ampscope.report.precision_words import closest_sentence
 from ampscope.trace.vocabulary import Verdict
-from blocks.basics.figure import clickable_figure
-from blocks.basics.page_links import (
+from blocks.choices import choose_optimizer
+from blocks.figure import clickable_figure
+from blocks.live_part import live_part
+from blocks.page_links import (
     rank_of,
     switch_to_incident,
     switch_to_ranges,
@@ -27,20 +29,20 @@ from blocks.basics.page_links import (
     to_scale,
     to_usage,
 )
-from blocks.basics.text import heading, paragraph, title
-from blocks.basics.tiles import tiles
-from blocks.choices.select_box import choose_optimizer
-from blocks.frame.live_part import live_part
-from blocks.ranges.module_map import module_map
-from blocks.ranges.picked_place import pick, take_pick
-from blocks.verdict.diagnosis_card import diagnosis_card
-from blocks.verdict.item_list import item_link, item_list
-from charts.stack import stack_figure
-from data.current_run import current_run
-from data.downloads import html_report
-from data.named_items import incident_at, named_items
-from data.run_results import closest_of, diagnosis_of, overview_of, scale_history_of
-from data.run_snapshot import RunSnapshot
+from blocks.recorded_ranges import module_map, pick, take_pick
+from blocks.text import heading, paragraph, tiles, title
+from blocks.verdict import diagnosis_card, item_link, item_list
+from charts import stack_figure
+from data.run_results import (
+    closest_of,
+    diagnosis_of,
+    html_report,
+    incident_at,
+    named_items,
+    overview_of,
+    scale_history_of,
+)
+from data.run_snapshot import RunSnapshot, current_run
 
 #: Nothing is broken: what is to be seen first is how far it is from that.
 _CALM = (Verdict.HEALTHY, Verdict.AT_RISK, Verdict.PARTLY_OBSERVED)

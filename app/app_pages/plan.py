@@ -8,10 +8,10 @@ import streamlit as st
 
 from ampscope.analysis.precision.plan import Plan
 from ampscope.analysis.precision.plan_modules import NAMES, SCALED
-from ampscope.report.figures.plan import plan_matrix, scale_bars
-from ampscope.report.html.figures.bars import plan_matrix_html, scale_bars_html
+from ampscope.report.figures.plan_figures import plan_matrix, scale_bars
+from ampscope.report.html.bars_svg import plan_matrix_html, scale_bars_html
 from ampscope.report.html.markup import as_source
-from ampscope.report.wording.precision_words import (
+from ampscope.report.precision_words import (
     NOTHING_COUNTED,
     SHARES,
     answer,
@@ -20,21 +20,19 @@ from ampscope.report.wording.precision_words import (
     head,
     module_words,
     notes,
+    sentences,
     shares,
     verdict,
     without_code,
 )
-from ampscope.report.wording.scale_words import sentences
-from blocks.basics.figure import figure
-from blocks.basics.page_links import link_row, to_precision, to_ranges, to_scale
-from blocks.basics.table import table
-from blocks.basics.text import heading, paragraph, title
-from blocks.basics.watch_line import watch_line
-from blocks.choices.select_box import choose, choose_optimizer
-from blocks.frame.live_part import live_part
-from data.current_run import current_run
+from blocks.choices import choose, choose_optimizer
+from blocks.figure import figure
+from blocks.live_part import live_part
+from blocks.page_links import link_row, to_precision, to_ranges, to_scale
+from blocks.table import table
+from blocks.text import heading, paragraph, title, watch_line
 from data.run_results import diagnosis_of, overview_of, plan_of, scale_answer_of
-from data.run_snapshot import RunSnapshot
+from data.run_snapshot import RunSnapshot, current_run
 
 _ALL = "all"
 #: Code of more lines is scrolled within so many pixels.

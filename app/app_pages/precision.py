@@ -19,29 +19,23 @@ from ampscope.analysis.precision.precision import (
 )
 from ampscope.analysis.tables.traced_steps import TracedStep
 from ampscope.report.figures.precision_bars import dtype_steps, module_bars
-from ampscope.report.html.figures.bars import dtype_steps_key, share_bars_html
+from ampscope.report.html.bars_svg import dtype_steps_key, share_bars_html
 from ampscope.report.numbers import count, share, size
+from ampscope.report.precision_words import over_steps_in_words
 from ampscope.report.safe_text import place, short
-from ampscope.report.wording.precision_words import over_steps_in_words
 from ampscope.trace.schema import Cast, execution_of
-from blocks.basics.figure import CONFIG, figure
-from blocks.basics.how_to_trace import how_to_trace
-from blocks.basics.newer_step_link import newer_step_link
-from blocks.basics.page_links import Way, link_row, to_precision, to_replay, way_to
-from blocks.basics.table import table
-from blocks.basics.text import heading, paragraph, title
-from blocks.choices.not_there import not_there
-from blocks.choices.select_box import choose
-from blocks.choices.traced_step_box import choose_traced_step, first_step, pick_traced_step
-from blocks.components.data_table.data_table import Cell
-from blocks.frame.live_part import live_part
-from charts.dtype_steps import dtype_steps_figure
-from data.current_run import current_run
+from blocks.choices import choose, choose_traced_step, first_step, not_there, pick_traced_step
+from blocks.components.data_table import Cell
+from blocks.figure import CONFIG, figure
+from blocks.live_part import live_part
+from blocks.page_links import Way, link_row, newer_step_link, to_precision, to_replay, way_to
+from blocks.table import table
+from blocks.text import heading, how_to_trace, paragraph, title
+from charts import dtype_steps_figure
 from data.run_results import diagnosis_of, precision_of, precision_over_steps_of
-from data.run_snapshot import RunSnapshot
+from data.run_snapshot import RunSnapshot, current_run
 from data.step_results import traced_steps_of
-from state.pages import Page
-from state.query_params import param_in_address
+from state import Page, param_in_address
 
 _REASONS = {
     Reason.POLICY: "autocast converts its operands: this op needs float32's range or digits",

@@ -9,21 +9,16 @@ import streamlit as st
 from ampscope.analysis.precision.ranges.heat_map import HeatMap, Measure, View, groups
 from ampscope.analysis.precision.ranges.places import Group
 from ampscope.analysis.precision.ranges.ranges import Ranges
-from ampscope.report.figures.heat_map import GROUPS, MEASURES
+from ampscope.report.figures.heat_map_figure import GROUPS, MEASURES
 from ampscope.report.numbers import count
-from ampscope.report.wording.ranges_words import closest_sentence, sampled_sentence
-from blocks.basics.how_to_trace import how_to_trace
-from blocks.basics.text import heading, paragraph, title
-from blocks.choices.select_box import choose
-from blocks.frame.live_part import live_part
-from blocks.ranges.closest_table import closest_table
-from blocks.ranges.module_map import module_map
-from blocks.ranges.picked_place import pick, picked_place
-from blocks.ranges.place_view import place_view
-from data.current_run import current_run
+from ampscope.report.precision_words import closest_sentence, sampled_sentence
+from blocks.choices import choose
+from blocks.live_part import live_part
+from blocks.recorded_ranges import closest_table, module_map, pick, picked_place, place_view
+from blocks.text import heading, how_to_trace, paragraph, title
 from data.run_results import closest_of, diagnosis_of, heat_map_of, measured_of, place_of
-from data.run_snapshot import RunSnapshot
-from state.query_params import write_params
+from data.run_snapshot import RunSnapshot, current_run
+from state import write_params
 
 #: Rows of the heat map.
 _ROWS = 48

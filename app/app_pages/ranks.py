@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import streamlit as st
 
-from ampscope.analysis.overview.ranks.bad_steps import BadStep
-from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_story
-from ampscope.report.figures.over_steps import rank_grid
-from ampscope.report.html.figures.bars import rank_grid_html
-from ampscope.report.html.parts.tables import BAD_COLUMNS, RANK_COLUMNS, bad_rows, rank_row
+from ampscope.analysis.overview.bad_steps import BadStep
+from ampscope.analysis.overview.rank_lives import Ranks, ranks_story
+from ampscope.report.figures.step_figures import rank_grid
+from ampscope.report.html.bars_svg import rank_grid_html
+from ampscope.report.html.tables_html import BAD_COLUMNS, RANK_COLUMNS, bad_rows, rank_row
 from ampscope.report.numbers import count
-from blocks.basics.figure import figure
-from blocks.basics.page_links import link_row, to_incident, to_overview, to_replay
-from blocks.basics.table import table
-from blocks.basics.text import heading, paragraph, title
-from blocks.frame.live_part import live_part
-from data.current_run import current_run
-from data.named_items import incident_at
-from data.run_results import diagnosis_of, ranks_of
-from data.run_snapshot import RunSnapshot
+from blocks.figure import figure
+from blocks.live_part import live_part
+from blocks.page_links import link_row, to_incident, to_overview, to_replay
+from blocks.table import table
+from blocks.text import heading, paragraph, title
+from data.run_results import diagnosis_of, incident_at, ranks_of
+from data.run_snapshot import RunSnapshot, current_run
 
 
 def ranks_page() -> None:

@@ -8,35 +8,27 @@ from functools import partial
 
 import streamlit as st
 
-from ampscope.analysis.numerics.arrays import IntArray
+from ampscope.analysis.arrays import IntArray
 from ampscope.analysis.replay.op_detail import Kind, OpDetail, find, marked, op_detail
 from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.traced_steps import TracedStep
-from ampscope.report.figures.magnitudes import LABEL as MAGNITUDES
-from ampscope.report.figures.magnitudes import magnitudes
-from ampscope.report.html.figures.ops import magnitudes_html
+from ampscope.report.figures.magnitudes_figure import LABEL as MAGNITUDES
+from ampscope.report.figures.magnitudes_figure import magnitudes
+from ampscope.report.html.ops_svg import magnitudes_html
 from ampscope.trace.vocabulary import Severity
-from blocks.basics.figure import figure
-from blocks.basics.how_to_trace import how_to_trace
-from blocks.basics.newer_step_link import newer_step_link
-from blocks.basics.page_links import link_row, to_incident, to_precision, to_replay, to_scale, way_to
-from blocks.basics.text import heading, paragraph, title
-from blocks.choices.traced_step_box import choose_other_step, choose_traced_step, first_step
-from blocks.components.habits.listeners import release_keyboard
-from blocks.debugger.comparison import counterpart, first_difference
-from blocks.debugger.cursor import Cursor, cursor_in
-from blocks.debugger.op_card import op_card, operand_table
-from blocks.debugger.op_lists import neighbour_list, ops_around
-from blocks.debugger.step_track import step_track
-from blocks.frame.live_part import live_part
-from data.current_run import current_run
-from data.named_items import incident_at
-from data.run_results import diagnosis_of, scale_history_of
-from data.run_snapshot import RunSnapshot
+from blocks.choices import choose_other_step, choose_traced_step, first_step
+from blocks.components.habits import release_keyboard
+from blocks.debugger import Cursor, counterpart, cursor_in, first_difference, op_card, operand_table, step_track
+from blocks.figure import figure
+from blocks.live_part import live_part
+from blocks.op_lists import neighbour_list, ops_around
+from blocks.page_links import link_row, newer_step_link, to_incident, to_precision, to_replay, to_scale, way_to
+from blocks.text import heading, how_to_trace, paragraph, title
+from data.run_results import diagnosis_of, incident_at, scale_history_of
+from data.run_snapshot import RunSnapshot, current_run
 from data.step_results import histograms_of, recording_of, traced_steps_of
-from state.pages import Page
-from state.query_params import get_param, write_params
+from state import Page, get_param, write_params
 
 #: The key of the search box.
 _FIND = "replay-find"

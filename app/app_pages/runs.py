@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 
 import streamlit as st
 
-from ampscope.analysis.numerics.arrays import Curve
+from ampscope.analysis.arrays import Curve
 from ampscope.analysis.overview.run_list import RunSummary
 from ampscope.analysis.words import power_of_two
 from ampscope.report.figures.stack import sparkline
 from ampscope.report.numbers import count, seconds, share, since, value
 from ampscope.report.safe_text import short
-from ampscope.report.terminal.run_list import evidence, verdict_in_words
+from ampscope.report.terminal.runs_text import evidence, verdict_in_words
 from ampscope.trace.vocabulary import Verdict
-from blocks.basics.page_links import Way, to_compare
-from blocks.basics.table import table
-from blocks.basics.text import paragraph, title
-from blocks.components.data_table.data_table import Cell
+from blocks.components.data_table import Cell
+from blocks.page_links import Way, to_compare
+from blocks.table import table
+from blocks.text import paragraph, title
 from data.run_folders import OfferedRun, offered_runs, run_folders
 from data.run_list import RunList, ShortVerdict, run_list
-from state.pages import Page
+from state import Page
 
 #: Seconds between two drawings of the table, and how many of them go into diagnosing runs.
 _REDRAW_EVERY, _DIAGNOSE_S = 2, 0.5

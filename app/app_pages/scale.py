@@ -7,28 +7,25 @@ from functools import partial
 import streamlit as st
 
 from ampscope.analysis.overview.search import Attempt
-from ampscope.analysis.scale.course import ScaleEvent, ScalerCall, ScalerSettings
 from ampscope.analysis.scale.scale_history import ScaleHistory, SkippedStep, scale_story
+from ampscope.analysis.scale.scaler_course import ScaleEvent, ScalerCall, ScalerSettings
 from ampscope.analysis.words import in_words
-from ampscope.report.figures.over_steps import scale_stack
-from ampscope.report.html.parts.card import Fact, scale_tile
+from ampscope.report.figures.step_figures import scale_stack
+from ampscope.report.html.cards import Fact, scale_tile
 from ampscope.report.numbers import UNKNOWN, count, share, value
 from ampscope.report.safe_text import place
 from ampscope.trace.schema import ScalerAction
-from blocks.basics.figure import show_figure
-from blocks.basics.page_links import link_row, to_overview, to_plan, way_to
-from blocks.basics.table import table
-from blocks.basics.text import heading, paragraph, title
-from blocks.basics.tiles import tiles
-from blocks.choices.select_box import choose_optimizer
-from blocks.frame.live_part import live_part
-from blocks.scaler.simulator import simulator
-from blocks.scaler.step_facts import asked_step, step_facts
-from charts.stack import stack_figure
-from data.current_run import current_run
+from blocks.choices import choose_optimizer
+from blocks.figure import show_figure
+from blocks.live_part import live_part
+from blocks.page_links import link_row, to_overview, to_plan, way_to
+from blocks.scaler import asked_step, simulator, step_facts
+from blocks.table import table
+from blocks.text import heading, paragraph, tiles, title
+from charts import stack_figure
 from data.run_results import overview_of, scale_answer_of, scale_history_of, skipped_steps_of
-from data.run_snapshot import RunSnapshot
-from state.pages import Page
+from data.run_snapshot import RunSnapshot, current_run
+from state import Page
 
 _ACTIONS = {
     "init": "created",

@@ -6,18 +6,15 @@ import streamlit as st
 
 from ampscope.analysis.results import Finding
 from ampscope.analysis.usage.mistakes import Check, usage_checks
+from ampscope.report.html.cards import checks_html
 from ampscope.report.html.markup import listing
-from ampscope.report.html.parts.card import checks_html
 from ampscope.report.numbers import count
 from ampscope.trace.vocabulary import Severity
-from blocks.basics.page_links import link_row, rank_of, to_incident, to_scale
-from blocks.basics.text import good, heading, paragraph, title
-from blocks.verdict.diagnosis_card import item_card
-from blocks.verdict.remedy_list import remedy_list
-from data.current_run import current_run
-from data.named_items import named_items
-from data.run_results import closeup_of, diagnosis_of, scale_history_of
-from data.run_snapshot import RunSnapshot
+from blocks.page_links import link_row, rank_of, to_incident, to_scale
+from blocks.text import good, heading, paragraph, title
+from blocks.verdict import item_card, remedy_list
+from data.run_results import closeup_of, diagnosis_of, named_items, scale_history_of
+from data.run_snapshot import RunSnapshot, current_run
 
 
 def usage_page() -> None:

@@ -8,21 +8,18 @@ import streamlit as st
 
 from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import Diagnosis
-from ampscope.report.figures.over_steps import timeline_stack
+from ampscope.report.figures.step_figures import timeline_stack
+from ampscope.report.html.cards import Fact, scale_tile, what
 from ampscope.report.html.markup import as_html
-from ampscope.report.html.parts.card import Fact, scale_tile, what
 from ampscope.report.numbers import count, share, value
-from ampscope.report.terminal.run_list import verdict_in_words
+from ampscope.report.terminal.runs_text import verdict_in_words
 from ampscope.trace.vocabulary import Verdict
-from blocks.basics.figure import show_figure
-from blocks.basics.page_links import to_overview
-from blocks.basics.text import paragraph, title
-from blocks.basics.tiles import tiles
-from blocks.frame.live_part import live_part
-from blocks.frame.run_pulse import pulse_html
-from charts.stack import stack_figure
-from data.named_items import named_items
-from data.run_results import diagnosis_of, overview_of, pulse_of
+from blocks.figure import show_figure
+from blocks.live_part import live_part, pulse_html
+from blocks.page_links import to_overview
+from blocks.text import paragraph, tiles, title
+from charts import stack_figure
+from data.run_results import diagnosis_of, named_items, overview_of, pulse_of
 from data.run_snapshot import RunSnapshot
 
 

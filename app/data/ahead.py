@@ -14,21 +14,20 @@ from queue import Empty, Full, Queue
 
 from ampscope.analysis.results import Incident
 from ampscope.errors import AmpscopeError
-from data.cache import cached
-from data.named_items import named_items
-from data.recorded_places import recorded_before
 from data.run_results import (
     closest_of,
     closeup_of,
     diagnosis_of,
     last_good_of,
+    named_items,
     overview_of,
     place_of,
     plan_of,
     precision_over_steps_of,
+    recorded_before,
     scale_answer_of,
 )
-from data.run_snapshot import RunSnapshot
+from data.run_snapshot import RunSnapshot, cached
 
 #: Seconds after a visit before anything is worked out: the page that is drawn then goes before.
 _PAUSE = 0.5

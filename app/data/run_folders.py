@@ -15,8 +15,8 @@ import streamlit as st
 
 from ampscope.errors import RunUnreachable
 from ampscope.report.safe_text import short
+from ampscope.trace.location import location
 from ampscope.trace.read.find import find_runs, runs_around, told_name
-from ampscope.trace.remote.location import location
 
 #: The variable that names folders with runs, separated as in PATH.
 VARIABLE = "AMPSCOPE_RUNS"

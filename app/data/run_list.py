@@ -14,7 +14,7 @@ from ampscope.analysis.causes.catalogue import cause_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.overview.run_list import RunSummary, run_summaries
 from ampscope.errors import AmpscopeError, RunUnreachable
-from ampscope.report.terminal.run_list import verdict_in_words
+from ampscope.report.terminal.runs_text import verdict_in_words
 from ampscope.trace.schema import MANIFEST
 from ampscope.trace.vocabulary import Verdict
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Callable
 
 from ampscope.analysis.diagnosis.diagnosis import diagnose
-from ampscope.analysis.origin.step_graph import Closeup, closeup
-from ampscope.analysis.overview.last_good.last_good import last_good
+from ampscope.analysis.overview.last_good_step import last_good
 from ampscope.analysis.overview.overview import Overview, overview
-from ampscope.analysis.overview.ranks.ranks import Ranks, ranks_at_a_glance
+from ampscope.analysis.overview.rank_lives import Ranks, ranks_at_a_glance
 from ampscope.analysis.overview.run_list import Pulse, pulse
 from ampscope.analysis.overview.search import Hits, search
 from ampscope.analysis.precision.over_steps import PrecisionOverSteps, precision_over_steps
@@ -17,15 +18,46 @@ from ampscope.analysis.precision.precision import Precision, precision
 from ampscope.analysis.precision.ranges.heat_map import HeatMap, View, heat_map
 from ampscope.analysis.precision.ranges.measured import MeasuredRun, measured_places
 from ampscope.analysis.precision.ranges.place_detail import PlaceDetail, place_detail, place_details
+from ampscope.analysis.precision.ranges.places import Place
 from ampscope.analysis.precision.ranges.ranges import Ranges, ranges_of
-from ampscope.analysis.results import Diagnosis, Incident, LastGood
+from ampscope.analysis.replay.reproducible import reproducible
+from ampscope.analysis.results import Diagnosis, Finding, Incident, LastGood, PathNode
 from ampscope.analysis.scale.answer import ScaleAnswer, scale_answer
 from ampscope.analysis.scale.scale_history import ScaleHistory, SkippedStep, scale_history, skipped_steps
 from ampscope.analysis.scale.what_if import ScaleRecord
-from ampscope.trace.schema import Table
-from data.cache import cached, rows_of
-from data.named_items import named_items
-from data.run_snapshot import RunSnapshot
+from ampscope.analysis.step_graph import Closeup, closeup
+from ampscope.errors import AmpscopeError
+from ampscope.report.html.report_page import most_urgent_first, page
+from ampscope.report.repro import ReproScript, as_script
+from ampscope.trace.dtypes import PARTS
+from ampscope.trace.schema import Node, Table
+from data.run_snapshot import RunSnapshot, cached, rows_of
+
+Item = Incident | Finding
+
+
+def named_items(diagnosis: Diagnosis) -> dict[str, Item]:
+    """Everything noticed by name; what to read first comes first, harmless things last."""
+    named: dict[str, Item] = {}
+    for item in most_urgent_first(diagnosis):
+        name = f"{item.step}-{item.cause.value}"
+        named[name if name not in named else f"{name}-{len(named)}"] = item
+    return named
+
+
+def incident_at(diagnosis: Diagnosis, step: int, rank: int) -> tuple[str, Incident] | None:
+    """The incident that a step of a rank belongs to, with its name; the worst first, one of its own before others'."""
+    found = [
+        (name, item)
+        for name, item in named_items(diagnosis).items()
+        if isinstance(item, Incident) and item.step <= step <= item.last_step and rank in _ranks(item)
+    ]
+    return min(found, key=lambda one: rank in one[1].received_by, default=None)
+
+
+def _ranks(item: Incident) -> tuple[int, ...]:
+    return (item.rank, *item.also_on, *item.received_by)
+
 
 #: What can change the verdict at once, as a first NaN can; the rest counts once the run has grown by a fifth.
 _ALARMING = (Table.INCIDENTS, Table.REPLAYS, Table.FINDINGS)
@@ -179,3 +211,79 @@ def place_of(run: RunSnapshot, key: str, step: int | None) -> PlaceDetail | None
 def places_of(run: RunSnapshot, keys: tuple[str, ...]) -> dict[str, PlaceDetail]:
     """Several places close up, by their keys, in one look at the run."""
     return place_details(run.run, measured_of(run), keys)
+
+
+#: Scripts kept; each may hold as many bytes as a run keeps of one call.
+_SCRIPTS = 2
+
+
+def html_report(run: RunSnapshot) -> bytes:
+    """The run as one HTML file."""
+    return page(run.run, diagnosis_of(run)).encode()
+
+
+def repro_script(run: RunSnapshot, incident: Incident) -> ReproScript | str:
+    """The script that makes the call at an incident's origin again, or why there is none, in words."""
+    try:
+        return _script_of(run, diagnosis_of(run).incidents.index(incident) + 1)
+    except AmpscopeError as error:
+        return str(error)
+
+
+@cached(rows_of(*Table), entries=_SCRIPTS, of_rank=False)
+def _script_of(run: RunSnapshot, number: int) -> ReproScript:
+    """The script for the incident with this ``number``, from 1."""
+    diagnosis = diagnosis_of(run)
+    found = reproducible(run.run, diagnosis, number)
+    return as_script(diagnosis.run, found, found.saved.content())
+
+
+#: Recorded steps from which on there is a course.
+_FEWEST = 2
+
+
+def recorded_place_of(run: RunSnapshot) -> Callable[[PathNode], str | None]:
+    """Gives the `Place.key` of what a node gave; None where no healthy step recorded it."""
+    known = place_keys_of(run)
+
+    def key_of(node: PathNode) -> str | None:
+        place = Place(
+            module=node.module,
+            op=node.op,
+            phase=node.phase,
+            dtype=PARTS.get(node.dtype, node.dtype),
+            name=node.name,
+            source=node.source,
+        )
+        return place.key if place.key in known else None
+
+    return key_of
+
+
+def recorded_before(run: RunSnapshot, incident: Incident, closeup: Closeup) -> list[tuple[str, str, PlaceDetail]]:
+    """Returns the result and the operands of an incident's op that have a recorded course up to it.
+
+    Args:
+        run: The run, seen from the incident's rank.
+        incident: It.
+        closeup: Who gave its op the operands.
+
+    Returns:
+        The key of each place, a name for it, and what was recorded.
+    """
+    if not incident.path:
+        return []
+    nodes: list[tuple[str, PathNode]] = [("what the op gave", incident.path[0])]
+    nodes += [(f"operand {each.arg}", each.node) for each in closeup.operands]
+    key_of = recorded_place_of(run)
+    keys = [(name, key) for name, node in nodes if (key := key_of(node)) is not None]
+    known = places_of(run, tuple(dict.fromkeys(key for _, key in keys)))
+    found = [(key, name, known[key]) for name, key in keys if key in known]
+    return [each for each in found if bisect_right(each[2].course.steps, incident.step) >= _FEWEST]
+
+
+def recorded_parameters_of(run: RunSnapshot) -> dict[str, str]:
+    """The `Place.key` of each parameter's gradient, else of the parameter itself, by the parameter's name."""
+    places = [each.place for each in measured_of(run).places]
+    of_kind = (place for kind in (Node.PARAMETER, Node.GRADIENT) for place in places if place.op == kind)
+    return {place.name: place.key for place in of_kind}

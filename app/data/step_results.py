@@ -1,15 +1,18 @@
-"""Results of analysis on a traced step, kept while it is looked at: what was traced once does not change."""
+"""Results of analysis on a traced step, and on two runs or steps, are kept while they are looked at."""
 
 from __future__ import annotations
 
+from ampscope.analysis.replay.compare.compare_results import Comparison
+from ampscope.analysis.replay.compare.comparison import comparison
+from ampscope.analysis.replay.compare.sides import Opened
 from ampscope.analysis.replay.op_detail import with_histograms
 from ampscope.analysis.replay.recording import Recording, recording
 from ampscope.analysis.replay.timeline import Lockstep, lockstep
 from ampscope.analysis.results import Operand
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
 from ampscope.trace.schema import Table
-from data.cache import cached, identity, rows_of
-from data.run_snapshot import RunSnapshot
+from data.run_results import grown
+from data.run_snapshot import RunSnapshot, cached, identity, rows_of
 
 #: Steps kept; one of 200,000 ops takes about 50 MB.
 KEPT = 6
@@ -37,3 +40,9 @@ def lockstep_of(run: RunSnapshot, step: TracedStep, other: TracedStep) -> Lockst
 def histograms_of(run: RunSnapshot, step: TracedStep, position: int) -> tuple[Operand, ...]:
     """Returns the outputs of an op with their histograms of exponents."""
     return with_histograms(run.run, recording_of(run, step), position)
+
+
+@cached(grown, entries=16)
+def comparison_of(one: RunSnapshot, other: RunSnapshot, step: int | None, other_step: int | None) -> Comparison:
+    """Compares two runs, or a step of each, on the ranks that the snapshots look at."""
+    return comparison(Opened(one.run, one.rank, step), Opened(other.run, other.rank, other_step))

@@ -31,8 +31,8 @@ from big_trace import BigRun, Bulk
 
 from ampscope.analysis.diagnosis.fleet import Diagnosed, fleet
 from ampscope.analysis.precision.ranges.ranges import ranges
-from ampscope.trace.fleet.runs_below import runs_below
 from ampscope.trace.manifest import Manifest
+from ampscope.trace.read.find import runs_below
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import FindingRow, IncidentRow, ReplayStatus, Table, Trigger
 from ampscope.trace.vocabulary import Cause
@@ -159,7 +159,7 @@ def measure_one(folder: Path, question: str, engine: str) -> dict[str, float]:
 
 
 def _started() -> Any:
-    from ampscope.trace.read.engines.spark_session import session_for
+    from ampscope.trace.read.spark import session_for
 
     session = session_for("spark").spark
     session.range(1).collect()

@@ -39,9 +39,9 @@ from ampscope.trace.schema import (
     Trigger,
     arrow_schema,
 )
-from ampscope.trace.write.journal_thread import SealAt
 from ampscope.trace.write.sealing import seal
 from ampscope.trace.write.writer import TraceWriter
+from ampscope.trace.write.writing_threads import SealAt
 
 START = 1_760_000_000.0
 STEP_S = 0.6

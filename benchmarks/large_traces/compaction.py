@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from ampscope.trace.compact.compaction import compact
+from ampscope.trace.compaction import compact
 from ampscope.trace.files.layout import Span, list_table, rank_folder, ranks, span_path
+from ampscope.trace.files.parquet_part import write_part
 from ampscope.trace.schema import Table
-from ampscope.trace.write.parquet_part import write_part
 
 
 def cut(folder: Path, pieces: int) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.analysis.diagnosis.fleet import Diagnosed, fleet
-from ampscope.trace.fleet.runs_below import runs_below
+from ampscope.trace.read.find import runs_below
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import Table
 from tests.support.paths import ROOT

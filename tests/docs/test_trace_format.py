@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ampscope.trace.schema import Table, arrow_schema
-from ampscope.trace.schema.field_comments import column_meanings
+from ampscope.trace.schema.tables import column_meanings
 from tests.support.paths import ROOT, SAMPLES
 from tests.support.trace_builder import TraceBuilder
 

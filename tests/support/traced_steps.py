@@ -8,8 +8,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ampscope.analysis.origin.step_graph import Sites, StepGraph
 from ampscope.analysis.replay.recording import Recording, recording
+from ampscope.analysis.step_graph import Sites, StepGraph
 from ampscope.analysis.tables.traced_steps import TracedStep
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.schema import COLLECTIVE_LIBRARIES, Cast, Node, Phase, Row, Source, Table

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ampscope.analysis.causes import untried
-from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
-from ampscope.analysis.causes.untried import USE_BFLOAT16, float32_region
+from ampscope.analysis.causes import cause_entry
+from ampscope.analysis.causes.cause_entry import USE_BFLOAT16, CauseEntry, Occurrence, Reason, float32_region
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words import number
 from ampscope.trace.dtypes import FINFO
@@ -16,7 +15,7 @@ from ampscope.trace.schema import Change
 from ampscope.trace.vocabulary import Cause, Severity
 
 _RECOGNISED_IN = "analysis.diagnosis.risks"
-_BFLOAT16 = replace(USE_BFLOAT16, untried=untried.AHEAD)
+_BFLOAT16 = replace(USE_BFLOAT16, untried=cause_entry.AHEAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +145,12 @@ def _outside(occurrence: Occurrence) -> str:
 
 def _in_float32(occurrence: Occurrence) -> Remedy:
     if not occurrence.module:
-        return replace(float32_region(""), untried=untried.AHEAD)
+        return replace(float32_region(""), untried=cause_entry.AHEAD)
     return Remedy(
         text=f"Run module {occurrence.module} in float32.",
         code=f"ampscope.keep_fp32(model, [{occurrence.module!r}])",
         kind=Change.MODULES_FP32,
-        untried=untried.AHEAD,
+        untried=cause_entry.AHEAD,
     )
 
 
@@ -163,7 +162,7 @@ def _against_growth(occurrence: Occurrence) -> tuple[Remedy, ...]:
     halt = Remedy(
         text="Stop the growth: normalise what grows (a norm on queries and keys, or before the residual is added), or "
         "use a smaller learning rate or more weight decay there.",
-        untried=untried.MEANING,
+        untried=cause_entry.MEANING,
     )
     reason = occurrence.reason
     wide = isinstance(reason, Moving) and reason.dtype != "float16"
@@ -174,7 +173,7 @@ def _against_fall(occurrence: Occurrence) -> tuple[Remedy, ...]:
     raised = Remedy(
         text="Let the loss scale grow sooner, so that it follows.",
         code="scaler = torch.amp.GradScaler(growth_interval=200)",
-        untried=untried.SCALER,
+        untried=cause_entry.SCALER,
     )
     return (raised, *_against_range(occurrence))
 
@@ -186,7 +185,7 @@ def _against_scale(occurrence: Occurrence) -> tuple[Remedy, ...]:
         Remedy(
             text="Begin with a loss scale inside that window: two bits below its upper end.",
             code=f"scaler = torch.amp.GradScaler(init_scale={begin})",
-            untried=untried.SCALER,
+            untried=cause_entry.SCALER,
         ),
         _BFLOAT16,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ampscope.analysis.causes import untried
+from ampscope.analysis.causes import cause_entry
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words import number, op_in_words
@@ -141,13 +141,15 @@ def _against_spikes(occurrence: Occurrence) -> tuple[Remedy, ...]:
     clip = Remedy(
         text="Clip the gradients, so that one step cannot undo many; with a scaler, after scaler.unscale_(optimizer).",
         code=f"torch.nn.utils.clip_grad_norm_(model.parameters(), {most})",
-        untried=untried.LOOP,
+        untried=cause_entry.LOOP,
     )
     if isinstance(seen, Spiked) and seen.lasting:
         text = f"Look for what is otherwise from step {seen.step:,} on: a term of the loss, a constant, the data."
-        return (Remedy(text=f"{text} Clipping only hides it.", untried=untried.SCALER),)
+        return (Remedy(text=f"{text} Clipping only hides it.", untried=cause_entry.SCALER),)
     alone = isinstance(seen, Spiked) and bool(seen.rows or seen.inputs)
-    look = Remedy(text="Look at these rows of the batch: their values or targets may be wrong.", untried=untried.BATCH)
+    look = Remedy(
+        text="Look at these rows of the batch: their values or targets may be wrong.", untried=cause_entry.BATCH
+    )
     return (look, clip) if alone else (clip,)
 
 
@@ -209,12 +211,12 @@ ENTRIES = (
         sentence=_spike,
         remedies=_against_spikes,
         severity=Severity.WARNING,
-        recognised_in="analysis.diagnosis.spikes",
+        recognised_in="analysis.diagnosis.loss_spikes",
         cured_by_precision=False,
     ),
     _harmless(
         Cause.BENIGN_INITIAL_CALIBRATION,
-        "analysis.scale.course",
+        "analysis.scale.scaler_course",
         noun="the scale finding its place",
         sentence=_moving(
             "The loss scale started high and halved until the gradients fit",
@@ -223,7 +225,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_PERIODIC_GROWTH,
-        "analysis.scale.course",
+        "analysis.scale.scaler_course",
         noun="the scale probing for room to grow",
         sentence=_moving(
             "The loss scale had grown to probe for room and was halved again",
@@ -232,7 +234,7 @@ ENTRIES = (
     ),
     _harmless(
         Cause.BENIGN_SCALE_ADJUSTMENT,
-        "analysis.scale.course",
+        "analysis.scale.scaler_course",
         noun="the scale making room for larger gradients",
         sentence=_moving(
             "Gradients outgrew the loss scale; it was lowered and training went on",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, CauseEntry, Match, Occurrence, OpRule, Reason, Turn
 from ampscope.analysis.causes.underflow import Flushed, constant_lost, flushed_operand
-from ampscope.analysis.origin.op_facts import LOGARITHMS, Executed, divides_by_given_zeros, numel
+from ampscope.analysis.op_facts import LOGARITHMS, Executed, divides_by_given_zeros, numel
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words import number, op_in_words
 from ampscope.trace.schema import Form, Phase

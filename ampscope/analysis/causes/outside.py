@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from ampscope.analysis.causes import untried
+from ampscope.analysis.causes import cause_entry
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
 from ampscope.analysis.causes.state import TurnedBad
-from ampscope.analysis.origin.op_facts import Executed
+from ampscope.analysis.op_facts import Executed
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words import op_in_words
 from ampscope.trace.schema import Node
@@ -166,9 +166,9 @@ def _against_error(occurrence: Occurrence) -> tuple[Remedy, ...]:
     dtypes = isinstance(reason, Raised) and any(word in reason.message for word in ("dtype", "scalar type"))
     if dtypes:
         text = "Bring the operands to one dtype, or run the call under autocast."
-        return (untried.advice(untried.RAISED, text, "y = op(x.to(w.dtype), w)"),)
+        return (cause_entry.advice(cause_entry.RAISED, text, "y = op(x.to(w.dtype), w)"),)
     text = "Mend the call that the error names; by itself it says nothing against the steps before."
-    return (untried.advice(untried.RAISED, text),)
+    return (cause_entry.advice(cause_entry.RAISED, text),)
 
 
 def _eager_is_finite(_: Occurrence) -> str:
@@ -185,32 +185,32 @@ def _is_carried(occurrence: Occurrence) -> bool:
 def _clean_input(occurrence: Occurrence) -> tuple[Remedy, ...]:
     if not _is_carried(occurrence):
         text = "Find and clean the samples before they reach the model."
-        return (untried.advice(untried.BATCH, text, "assert x.isfinite().all(), 'non-finite batch'"),)
+        return (cause_entry.advice(cause_entry.BATCH, text, "assert x.isfinite().all(), 'non-finite batch'"),)
     keep = "Write into it only what is finite, in a dtype that holds it."
     anew = "Start it anew, or restore it from before it went bad; later steps do not mend it."
     code = "if value.isfinite().all():\n    state.copy_(value)"
-    return untried.advice(untried.BEFORE, keep, code), untried.advice(untried.BEFORE, anew)
+    return cause_entry.advice(cause_entry.BEFORE, keep, code), cause_entry.advice(cause_entry.BEFORE, anew)
 
 
 def _clean_weight(occurrence: Occurrence) -> tuple[Remedy, ...]:
     find = "bad = [name for name, p in model.named_parameters() if not p.isfinite().all()]"
     if _at_start(occurrence):
         text = "Look at how the weights are initialised or loaded: check them before the first step."
-        return (untried.advice(untried.BEFORE, text, f"{find}\nassert not bad, bad"),)
+        return (cause_entry.advice(cause_entry.BEFORE, text, f"{find}\nassert not bad, bad"),)
     back = "Go back to a checkpoint from before it went bad; what is not finite does not train any more."
     text = "Find what wrote it: check the weights after the optimizer, and after every line that writes into them."
-    advice = untried.advice(untried.BEFORE, text, f"{find}\nassert not bad, bad")
-    return untried.advice(untried.BEFORE, back), advice
+    advice = cause_entry.advice(cause_entry.BEFORE, text, f"{find}\nassert not bad, bad")
+    return cause_entry.advice(cause_entry.BEFORE, back), advice
 
 
 def _clean_buffer(occurrence: Occurrence) -> tuple[Remedy, ...]:
     buffer = _name(occurrence, "buffer").rpartition(".")[2]
     code = f"if value.isfinite().all():\n    self.{buffer}.copy_(value)" if buffer.isidentifier() else ""
-    keep = untried.advice(untried.BEFORE, "Keep non-finite values out of it where it is written.", code)
+    keep = cause_entry.advice(cause_entry.BEFORE, "Keep non-finite values out of it where it is written.", code)
     text = "Go back to a checkpoint from before it went bad, or write it anew."
     if _at_start(occurrence):
         text = "Look at how the buffer is created or loaded: it was not finite from the start."
-    return untried.advice(untried.BEFORE, text), keep
+    return cause_entry.advice(cause_entry.BEFORE, text), keep
 
 
 def _at_start(occurrence: Occurrence) -> bool:
@@ -243,7 +243,9 @@ ENTRIES = (
         cause=Cause.RECEIVED,
         noun="a value received from another rank",
         sentence=_from_others,
-        remedies=(untried.advice(untried.RANKS, "Look at the same step on the other ranks: on one of them it began."),),
+        remedies=(
+            cause_entry.advice(cause_entry.RANKS, "Look at the same step on the other ranks: on one of them it began."),
+        ),
         rules=(OpRule(Turn.ENTRY, _received, by_operands=False),),
         cured_by_precision=False,
     ),
@@ -263,7 +265,7 @@ ENTRIES = (
             Remedy(
                 text="The same calls on the same values are finite when run again: suspect the device, its memory "
                 "or driver, or code that writes into tensors behind torch's back.",
-                untried=untried.OUTSIDE,
+                untried=cause_entry.OUTSIDE,
             ),
         ),
         recognised_in="analysis.causes.recognition",
@@ -278,12 +280,12 @@ ENTRIES = (
                 text="Train some steps without compiled code, on the same batches: if they stay finite, the compiler's "
                 "output is to blame.",
                 code='torch.compiler.set_stance("force_eager")',
-                untried=untried.COMPILED,
+                untried=cause_entry.COMPILED,
             ),
             Remedy(
                 text="Have inductor round to half precision where eager code does.",
                 code="torch._inductor.config.emulate_precision_casts = True",
-                untried=untried.COMPILED,
+                untried=cause_entry.COMPILED,
             ),
         ),
         recognised_in="analysis.diagnosis.context",

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampscope.analysis.causes import untried
-from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
-from ampscope.analysis.causes.untried import USE_BFLOAT16, more_range
-from ampscope.analysis.numerics import rounding
-from ampscope.analysis.origin.op_facts import Executed
-from ampscope.analysis.origin.step_graph import source_line
+from ampscope.analysis import rounding
+from ampscope.analysis.causes import cause_entry
+from ampscope.analysis.causes.cause_entry import (
+    USE_BFLOAT16,
+    CauseEntry,
+    Match,
+    Occurrence,
+    OpRule,
+    Reason,
+    Turn,
+    more_range,
+)
+from ampscope.analysis.op_facts import Executed
 from ampscope.analysis.results import Remedy, SourceLine
+from ampscope.analysis.step_graph import source_line
 from ampscope.analysis.words import listed, number
 from ampscope.provenance import harmless_births
 from ampscope.trace.dtypes import FINFO, FLOAT8
@@ -46,7 +54,7 @@ def _lowest_of_dtype(occurrence: Occurrence) -> tuple[Remedy, ...]:
     end, name = ("largest", "max") if isinstance(reason, Literal) and reason.value > 0 else ("lowest", "min")
     code = f"value = torch.finfo(x.dtype).{name}"
     text = f"Use the {end} value of the dtype in use{fits}."
-    return (untried.advice(untried.TURN, text, code, Form.CONSTANT),)
+    return (cause_entry.advice(cause_entry.TURN, text, code, Form.CONSTANT),)
 
 
 # -- a result ---------------------------------------------------------------------------------------------------------
@@ -137,7 +145,7 @@ _ONE_CALL = (
 _SCALE_BEFORE_CAST = Remedy(
     text="Scale the tensor into the range of the 8-bit dtype before the cast, by what it holds at this step.",
     code="scale = torch.finfo(dtype).max / x.abs().amax()\ny = (x * scale).to(dtype)",
-    untried=untried.MEANING,
+    untried=cause_entry.MEANING,
 )
 
 
@@ -145,7 +153,7 @@ def _against_overflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
     if isinstance(occurrence.reason, Overflowed) and occurrence.reason.dtype in FLOAT8:
         return (_SCALE_BEFORE_CAST,)
     found = []
-    one_call = untried.CONVERTED if occurrence.has_tried(Change.CONVERSIONS) else _ONE_CALL
+    one_call = cause_entry.CONVERTED if occurrence.has_tried(Change.CONVERSIONS) else _ONE_CALL
     if occurrence.op_in_words in _PRODUCTS:
         found.append(
             Remedy(
@@ -157,10 +165,10 @@ def _against_overflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
         )
     if any(word in occurrence.op for word in ("pow", "square", "norm", "mul")):
         text = f"Square and average in float32{_everywhere(occurrence)}."
-        found.append(untried.advice(one_call, text, "h = x.float().pow(2)", Form.IN_FLOAT32))
+        found.append(cause_entry.advice(one_call, text, "h = x.float().pow(2)", Form.IN_FLOAT32))
     if any(word in occurrence.op for word in ("sum", "cumsum", "mean")):
         code, text = "total = x.sum(dtype=torch.float32)", f"Accumulate in float32{_everywhere(occurrence)}."
-        found.append(untried.advice(one_call, text, code, Form.IN_FLOAT32))
+        found.append(cause_entry.advice(one_call, text, code, Form.IN_FLOAT32))
     return (*found, *more_range(occurrence))
 
 
@@ -241,7 +249,7 @@ def _against_growth(occurrence: Occurrence) -> tuple[Remedy, ...]:
 SMALLER_LOSS = Remedy(
     text="If the loss is a sum or has a large weight, bring it to an ordinary size: its gradient is larger by as much.",
     code="loss = loss / loss_weight",
-    untried=untried.MEANING,
+    untried=cause_entry.MEANING,
 )
 
 
@@ -258,7 +266,7 @@ class ScaleInLoop(Reason):
             "Multiply by the scale in float32, or start with one that float16 holds, and divide the gradients by it "
             "before they enter a loss."
         )
-        return untried.advice(untried.ORDER, text, "scaled = loss.float() * scaler.get_scale()")
+        return cause_entry.advice(cause_entry.ORDER, text, "scaled = loss.float() * scaler.get_scale()")
 
 
 def _scale_too_large(occurrence: Occurrence) -> str:
@@ -282,7 +290,7 @@ def _against_scale(occurrence: Occurrence) -> tuple[Remedy, ...]:
     if occurrence.has_tried(Change.SCALE):
         return (SMALLER_LOSS, USE_BFLOAT16)
     text, code = "Start with a smaller loss scale, so that fewer steps are lost.", "GradScaler(init_scale=2.0**8)"
-    lower = untried.advice(untried.TURN, text, f"scaler = torch.amp.{code}", Change.SCALE)
+    lower = cause_entry.advice(cause_entry.TURN, text, f"scaler = torch.amp.{code}", Change.SCALE)
     return (lower, SMALLER_LOSS, USE_BFLOAT16)
 
 

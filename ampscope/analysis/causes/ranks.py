@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampscope.analysis.causes import untried
+from ampscope.analysis.causes import cause_entry
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words import number, ranks_in_words
@@ -101,17 +101,17 @@ def _what_to_do(occurrence: Occurrence) -> tuple[Remedy, ...]:
     together = Remedy(
         text="Let all ranks decide together whether to skip: exchange what the scaler found before it steps, as "
         "ShardedGradScaler does, and see that the last micro-batch is not under no_sync().",
-        untried=untried.RANKS,
+        untried=cause_entry.RANKS,
     )
     device = Remedy(
         text="Test the device and the memory of the ranks that are apart, or move them to another host; and look for "
         "code that one rank alone runs on its gradients or weights.",
-        untried=untried.RANKS,
+        untried=cause_entry.RANKS,
     )
     compare = Remedy(
         text=f"Compare the weights of all ranks, and go on from a checkpoint{before} where they differ.",
         code=_COMPARE,
-        untried=untried.RANKS,
+        untried=cause_entry.RANKS,
     )
     is_value = isinstance(seen, Parted) and seen.what in ("grad_norm", "weights")
     return (device, compare) if is_value else (together, compare)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ampscope.analysis import rounding
 from ampscope.analysis.causes.catalogue import OP_RULES
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Match, Reason
 from ampscope.analysis.causes.outside import ChangedSince, FromOthers
 from ampscope.analysis.causes.unknown import Observed, infinite_constant, not_measured
-from ampscope.analysis.numerics import rounding
-from ampscope.analysis.numerics.rounding import is_floating
-from ampscope.analysis.origin.op_facts import Executed, cannot_overflow, is_out_of_reach, operand_dtype, unmeasured
-from ampscope.analysis.origin.step_graph import StepGraph, module_of_update
+from ampscope.analysis.op_facts import Executed, cannot_overflow, is_out_of_reach, operand_dtype, unmeasured
+from ampscope.analysis.rounding import is_floating
+from ampscope.analysis.step_graph import StepGraph, module_of_update
 from ampscope.provenance import Origin, absorbed, is_deliberate, op_name
 from ampscope.trace.dtypes import FLOAT8, PARTS
 from ampscope.trace.schema import ENTRY_NODES, Node, Phase, said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampscope.analysis.causes import untried
+from ampscope.analysis.causes import cause_entry
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words import number
@@ -168,7 +168,7 @@ class AverageHeld(StandsStill):
             text="Keep the optimizer's state in float32: give it float32 parameters, or a smaller beta.",
             code="model.float()  # before the optimizer is made; autocast computes in half precision",
             kind=Change.FP32,
-            untried=untried.BEFORE,
+            untried=cause_entry.BEFORE,
         )
 
 
@@ -194,7 +194,7 @@ ENTRIES = (
                 text="Throw the state of that parameter away, or load a checkpoint from before it went bad: later "
                 "steps do not repair it.",
                 code="optimizer.state.pop(parameter)",
-                untried=untried.BEFORE,
+                untried=cause_entry.BEFORE,
             ),
             Remedy(
                 text="Keep gradients from growing so large that their squares leave the range of the state's dtype, "
@@ -204,7 +204,7 @@ ENTRIES = (
                 untried="a replay tries it where the optimizer's own step made the value",
             ),
         ),
-        recognised_in="analysis.diagnosis.state",
+        recognised_in="analysis.diagnosis.bad_state",
         cured_by_precision=None,
     ),
 )

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampscope.analysis.causes import untried
-from ampscope.analysis.causes.cause_entry import CauseEntry, LostBefore, Match, Occurrence, OpRule, Reason, Turn
+from ampscope.analysis import rounding
+from ampscope.analysis.causes import cause_entry
+from ampscope.analysis.causes.cause_entry import (
+    CauseEntry,
+    LostBefore,
+    Match,
+    Occurrence,
+    OpRule,
+    Reason,
+    Turn,
+    float32_region,
+    more_range,
+)
 from ampscope.analysis.causes.state import StandsStill
-from ampscope.analysis.causes.untried import float32_region, more_range
-from ampscope.analysis.numerics import rounding
-from ampscope.analysis.origin.op_facts import Executed, flushed_by, rounded_constant
+from ampscope.analysis.op_facts import Executed, flushed_by, rounded_constant
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words import number, op_in_words
 from ampscope.provenance import HowLost
@@ -69,7 +78,7 @@ def _against_standstill(occurrence: Occurrence) -> tuple[Remedy, ...]:
     if isinstance(reason, GradientLost) and reason.how is HowLost.SATURATED:
         code = next((code for op, code in _WITH_LOGITS.items() if op in occurrence.op), "y = part(x.float())")
         text = f"Compute {name} and what follows it in float32, or use a loss that takes logits."
-        return (Remedy(text=text, code=code, untried=untried.TURN),)
+        return (Remedy(text=text, code=code, untried=cause_entry.TURN),)
     if occurrence.explicit_half or occurrence.has_tried(Change.MODULES_FP32):
         return ()
     return (float32_region(occurrence.module),)
@@ -119,12 +128,12 @@ def _against_underflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
         code = "p = x.float().softmax(-1)  # before the product, the exponential or the division that shrinks it"
         if isinstance(occurrence.reason, Flushed) and "prod" in occurrence.reason.by:
             code = "y = x.float().cumprod(-1)  # or, of many factors, its logarithm: x.float().log().cumsum(-1)"
-        return untried.advice(untried.TURN, text, code), *more_range(occurrence)
+        return cause_entry.advice(cause_entry.TURN, text, code), *more_range(occurrence)
     need = "Scale the loss, or raise the scale that it has: gradients this small need the room that a loss scale makes."
     code = "scaler = torch.amp.GradScaler(init_scale=2.0**16)\nscaler.scale(loss).backward()"
-    scale = untried.advice(untried.TURN, need, code, Change.SCALE)
+    scale = cause_entry.advice(cause_entry.TURN, need, code, Change.SCALE)
     text = "Leave out the small factor in the loss, and lower the learning rate in its place."
-    return scale, untried.advice(untried.MEANING, text), *more_range(occurrence)
+    return scale, cause_entry.advice(cause_entry.MEANING, text), *more_range(occurrence)
 
 
 # -- a constant -------------------------------------------------------------------------------------------------------
@@ -172,7 +181,7 @@ def _constant_that_survives(occurrence: Occurrence) -> tuple[Remedy, ...]:
     else:
         eps = number(rounding.safe_eps(dtype), 3)
         text, code = f"Use an eps that survives {dtype}: at least {eps}.", f"eps = {eps}"
-    first = Remedy(text=text, code=code, kind=Form.CONSTANT, untried=untried.TURN)
+    first = Remedy(text=text, code=code, kind=Form.CONSTANT, untried=cause_entry.TURN)
     is_left_out = occurrence.explicit_half or occurrence.has_tried(Change.MODULES_FP32)
     return (first,) if is_left_out else (first, float32_region(occurrence.module))
 
@@ -209,11 +218,11 @@ def _against_rounding(occurrence: Occurrence) -> tuple[Remedy, ...]:
         "that can hold them."
     )
     code = "model.float()\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = step(batch)"
-    float32 = untried.advice(untried.BEFORE, text, code, Change.FP32)
+    float32 = cause_entry.advice(cause_entry.BEFORE, text, code, Change.FP32)
     if isinstance(occurrence.reason, StandsStill):
         return occurrence.reason.remedy, float32
     master = "Or give the optimizer float32 master weights, or one that rounds stochastically."
-    return float32, untried.advice(untried.SCALER, master)
+    return float32, cause_entry.advice(cause_entry.SCALER, master)
 
 
 # -- a difference -----------------------------------------------------------------------------------------------------
@@ -242,8 +251,8 @@ def _become_few(occurrence: Occurrence) -> str:
 
 
 _KEEP_APART = (
-    untried.advice(
-        untried.MEANING,
+    cause_entry.advice(
+        cause_entry.MEANING,
         "Keep what numbers something in its own dtype, and cast after the difference is taken or encoded.",
         "with torch.autocast(device_type, enabled=False):\n    encoded = encode(positions.float())",
     ),

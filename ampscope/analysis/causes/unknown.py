@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ampscope.analysis.causes import untried
+from ampscope.analysis.causes import cause_entry
 from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
 from ampscope.analysis.causes.mathematics import ENDING, kept_between
-from ampscope.analysis.origin.op_facts import Executed, unmeasured
+from ampscope.analysis.op_facts import Executed, unmeasured
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words import op_in_words
 from ampscope.trace.dtypes import FINFO, FLOAT8, PARTS
@@ -43,7 +43,7 @@ def infinite_constant(op: Executed) -> InfiniteConstant:
         "smoothing, a mean or a sum does.",
         code=f"x = x.masked_fill(mask, {sign}1e4)",
         kind=Form.CONSTANT,
-        untried=untried.MEANING,
+        untried=cause_entry.MEANING,
     )
     sentence = "An infinite constant reached the result."
     return InfiniteConstant(sentence=sentence, advice=(finite,), value=op.infinite_constant)
@@ -117,7 +117,7 @@ def wider_reduction(*, by_hook: bool) -> Remedy:
     return Remedy(
         text="Reduce the gradients in a dtype that holds them: float32, or bfloat16, whose range is the same.",
         code="model.register_comm_hook(None, default_hooks.bf16_compress_hook)" if by_hook else "",
-        untried=untried.RANKS,
+        untried=cause_entry.RANKS,
     )
 
 

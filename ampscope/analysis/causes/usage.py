@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ampscope.analysis.causes import untried
-from ampscope.analysis.causes.cause_entry import CauseEntry, Match, Occurrence, OpRule, Reason, Turn
+from ampscope.analysis.causes import cause_entry
+from ampscope.analysis.causes.cause_entry import USE_BFLOAT16, CauseEntry, Match, Occurrence, OpRule, Reason, Turn
 from ampscope.analysis.causes.state import StandsStill
 from ampscope.analysis.causes.underflow import UpdatesLost, updates_lost
-from ampscope.analysis.causes.untried import USE_BFLOAT16
 from ampscope.analysis.causes.usage_forms import UNSCALE_FIRST, in_loop
-from ampscope.analysis.origin.op_facts import Executed, divides_by_what_was_zero
+from ampscope.analysis.op_facts import Executed, divides_by_what_was_zero
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words import in_words
 from ampscope.trace.dtypes import HALF_DTYPES
@@ -176,7 +175,7 @@ ENTRIES = (
                 text="Keep the parameters in float32 and let autocast choose the precision of each op.",
                 code="model.float()\nwith torch.autocast(device_type, dtype=torch.float16):\n    loss = step(batch)",
                 kind=Change.FP32,
-                untried=untried.BEFORE,
+                untried=cause_entry.BEFORE,
             ),
         ),
         rules=(OpRule(Turn.OPTIMIZER_DTYPE, _half_state, Phase.OPTIMIZER),),
@@ -223,7 +222,7 @@ ENTRIES = (
                 text="Scale the loss, so that small gradients fit float16.",
                 code="scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()",
             ),
-            replace(USE_BFLOAT16, untried=untried.LOOP),
+            replace(USE_BFLOAT16, untried=cause_entry.LOOP),
         ),
     ),
     UsageEntry(

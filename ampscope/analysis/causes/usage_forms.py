@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampscope.analysis.causes import untried
+from ampscope.analysis.causes import cause_entry
 from ampscope.analysis.results import Remedy
 from ampscope.trace.vocabulary import MistakeForm
 
 
 def in_loop(text: str, code: str) -> Remedy:
     """A change of the loop, which no replay can try."""
-    return Remedy(text=text, code=code, untried=untried.LOOP)
+    return Remedy(text=text, code=code, untried=cause_entry.LOOP)
 
 
 #: What is written instead where a framework unscales and steps, by the framework: clipping, and other edits.

@@ -2,25 +2,78 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil, copysign, log10
 
+from ampscope.analysis import rounding
 from ampscope.analysis.causes.cause_entry import Reason
 from ampscope.analysis.causes.outside import CameIn
 from ampscope.analysis.causes.overflow import Literal, Overflowed
 from ampscope.analysis.causes.underflow import ConstantLost
 from ampscope.analysis.causes.unknown import InfiniteConstant
 from ampscope.analysis.cures import own_words
-from ampscope.analysis.cures.program_lines import Program
-from ampscope.analysis.cures.rewriting.edit import joined
-from ampscope.analysis.cures.rewriting.program import half, settings
-from ampscope.analysis.cures.rewriting.program.scaled_before import is_scaled_before
-from ampscope.analysis.numerics import rounding
+from ampscope.analysis.cures.own_words import Program
 from ampscope.analysis.results import FormTried, Incident, Remedy
+from ampscope.analysis.rewriting.edit import joined
+from ampscope.analysis.rewriting.found_call import found_calls
+from ampscope.analysis.rewriting.names import is_number
+from ampscope.analysis.rewriting.program import first_settings, half
+from ampscope.analysis.rewriting.program.own_names import function_around, own_nodes
+from ampscope.analysis.rewriting.source_file import Found, HasPlace, statement_at
+from ampscope.analysis.rewriting.statement import dotted, statement
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Change, Form, Phase, Trigger
 from ampscope.trace.vocabulary import Cause
+
+#: What attributes and arguments are called that hold the scale of a product.
+_SCALES = ("scale", "scaling", "temperature")
+
+
+def is_scaled_before(place: HasPlace) -> bool:
+    """Whether a factor of the product on a line is multiplied with a number, or divided by one, before the product.
+
+    Args:
+        place: The line, as it was recorded.
+    """
+    found = statement_at(place)
+    parsed = statement(
+        found.code if found is not None else place.code, scope=found.scope if found is not None else None
+    )
+    products = found_calls(parsed, "matmul") if parsed is not None else []
+    factors = [factor for each in products for number in (0, 1) if (factor := each.operand(number)) is not None]
+    return any(_is_scaled(each) or (found is not None and _was_scaled(found, each)) for each in factors)
+
+
+def _is_scaled(node: ast.AST) -> bool:
+    if not isinstance(node, (ast.BinOp, ast.AugAssign)) or not isinstance(node.op, (ast.Mult, ast.Div)):
+        return False
+    sides = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.value,)
+    return any(is_number(side) or dotted(side).rpartition(".")[2].endswith(_SCALES) for side in sides)
+
+
+def _was_scaled(found: Found, factor: ast.expr) -> bool:
+    """Whether a name got a scaled value in its function, above the line."""
+    tree, name = found.source.tree(), _tensor(factor)
+    if tree is None or not name:
+        return False
+    above = [node for node in own_nodes(function_around(tree, found.first)) if getattr(node, "lineno", 0) < found.first]
+    for node in above:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if name in [dotted(each) for each in targets if each is not None]:
+            value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else node
+            if value is not None and _is_scaled(value):
+                return True
+    return False
+
+
+def _tensor(factor: ast.expr) -> str:
+    """The name of what a factor is a view of: ``k`` of ``k.transpose(-2, -1)``."""
+    while isinstance(factor, (ast.Call, ast.Attribute)):
+        factor = factor.func if isinstance(factor, ast.Call) else factor.value
+    return dotted(factor)
+
 
 #: What an infinity of the code becomes: float16 holds it, and a softmax makes zero of its negative.
 _LARGE = 1e4
@@ -113,7 +166,7 @@ def _of_rate(incident: Incident, program: Program) -> str | None:
     places = {line.file: line for line in (*program.called_from, program.watched_at) if line is not None}
     for form in forms[:1]:
         if form.value is not None and form.was is not None:
-            rates = (settings.with_rate(place, form.call, form.was, form.value) for place in places.values())
+            rates = (first_settings.with_rate(place, form.call, form.was, form.value) for place in places.values())
             return next(filter(None, rates), None)
     return None
 
@@ -144,13 +197,13 @@ def _of_constant(incident: Incident, reason: ConstantLost) -> str | None:
     below_one = reason.becomes == 1.0
     value = 1 - rounding.EPSILON.get(reason.dtype, 1e-3) if below_one else _round_eps(reason.dtype)
     if incident.phase == Phase.OPTIMIZER:
-        return settings.with_eps(incident.source, value) if incident.source is not None else None
+        return first_settings.with_eps(incident.source, value) if incident.source is not None else None
     if incident.source is None:
         return None
     tried = FormTried(
         form=Form.CONSTANT, call=_function(incident), source=incident.source, value=value, was=reason.value
     )
-    return own_words.of_form(tried) or settings.with_number(incident.source, reason.value, value)
+    return own_words.of_form(tried) or first_settings.with_number(incident.source, reason.value, value)
 
 
 def _of_eps(remedy: Remedy, incident: Incident) -> str | None:
@@ -159,7 +212,7 @@ def _of_eps(remedy: Remedy, incident: Incident) -> str | None:
     values = {form.value for form in forms if form.value is not None}
     if incident.source is None or len(values) != 1:
         return None
-    return settings.with_eps(incident.source, values.pop())
+    return first_settings.with_eps(incident.source, values.pop())
 
 
 def _round_eps(dtype: str) -> float:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ampscope.analysis import words
-from ampscope.analysis.cures.rewriting.forms.precision import converted
-from ampscope.analysis.origin.step_graph import StepGraph
 from ampscope.analysis.results import CodeLine, Tried
+from ampscope.analysis.rewriting.forms.dtype_words import converted
+from ampscope.analysis.step_graph import StepGraph
 from ampscope.trace.dtypes import HALF_DTYPES
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ENTRY_NODES, LOSS_CODE, Cast, Change, Node, Phase, SiteRow, Table, Trial

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from ampscope.analysis.cures.program_lines import Program
-from ampscope.analysis.cures.rewriting import Edit, rewritten
-from ampscope.analysis.cures.rewriting.edit import diff_at, joined
-from ampscope.analysis.cures.rewriting.forms import products
-from ampscope.analysis.cures.rewriting.forms.precision import converted
-from ampscope.analysis.cures.rewriting.names import Scope
-from ampscope.analysis.cures.rewriting.program import autocast, half, settings
-from ampscope.analysis.cures.rewriting.program.earlier_value import (
+from ampscope.analysis.results import CodeLine, FormTried, SourceLine
+from ampscope.analysis.rewriting import Edit, rewritten
+from ampscope.analysis.rewriting.edit import diff_at, joined
+from ampscope.analysis.rewriting.forms import products
+from ampscope.analysis.rewriting.forms.dtype_words import converted
+from ampscope.analysis.rewriting.names import Scope
+from ampscope.analysis.rewriting.program import around_model_call, first_settings, half
+from ampscope.analysis.rewriting.program.earlier_value import (
     EXPONENTIALS,
     MEANS,
     Named,
@@ -20,10 +21,49 @@ from ampscope.analysis.cures.rewriting.program.earlier_value import (
     values_written_out,
     written_out,
 )
-from ampscope.analysis.cures.rewriting.source_file import HasPlace
-from ampscope.analysis.cures.rewriting.statement import Statement, statement
-from ampscope.analysis.results import CodeLine, FormTried
-from ampscope.trace.schema import LOSS_CODE, Form
+from ampscope.analysis.rewriting.source_file import HasPlace, path_below, source_file
+from ampscope.analysis.rewriting.statement import Statement, statement
+from ampscope.analysis.step_graph import source_of_line
+from ampscope.trace.evidence import Evidence, ProgramLine, read
+from ampscope.trace.read.run import Run
+from ampscope.trace.schema import LOSS_CODE, Form, Table
+
+
+class Program(NamedTuple):
+    """Holds the lines of a program around its model, as far as they are known."""
+
+    watched_at: SourceLine | None = None  #: the line that calls ``watch``; None where it was not recorded
+    called_from: tuple[SourceLine, ...] = ()  #: the lines that call the models
+    under_autocast: tuple[SourceLine, ...] = ()  #: those among them around which an autocast region was
+    tensors: int = 0  #: how many tensors their one call returned, one or a tuple; 0: something else, or not known
+
+
+def program_of(run: Run) -> Program:
+    """The lines of a run's program, as its trace has them."""
+    rows = [row for rank in run.ranks for row in run.rows(Table.INCIDENTS, rank=rank)]
+    told = [each for row in rows for each in Evidence.of(row).called_from]
+    lines = {line: bool(each.autocast) for each in told if (line := source_of_line(each)) is not None}
+    tensors = {each.tensors for each in told} if len(lines) == 1 else set()
+    return Program(
+        watched_at=_line(run.manifest.configuration.get("watched_at")),
+        called_from=tuple(lines),
+        under_autocast=tuple(line for line, inside in lines.items() if inside),
+        tensors=tensors.pop() if len(tensors) == 1 else 0,
+    )
+
+
+def changed_since(run: Run, file: str) -> SourceLine | None:
+    """A recorded line of a file that reads otherwise now; None where all read as they did, or it is not at hand."""
+    if path_below(file) is None:
+        return None
+    sites = (row for rank in run.ranks for row in run.rows(Table.SITES, rank=rank) if row.file == file)
+    lines = {SourceLine(file=file, line=row.line, function=row.function, code=row.code) for row in sites if row.code}
+    return next((each for each in sorted(lines, key=lambda each: each.line) if source_file(each) is None), None)
+
+
+def _line(told: Any) -> SourceLine | None:
+    return source_of_line(read(ProgramLine, told))
+
 
 #: A module of one among several watched models: ``Generator[1].head``.
 _OF_SEVERAL = re.compile(r"\w+\[(\d+)\]\.?(.*)")
@@ -53,7 +93,7 @@ def of_form(tried: FormTried) -> str | None:
     if found is None and tried.form == Form.SCALE_FIRST:
         return products.scale_first_above(place, tried.argument or 0)
     if found is None and tried.form == Form.ZERO_INFINITY:
-        return settings.with_zero_infinity(place)
+        return first_settings.with_zero_infinity(place)
     earlier = [_of_earlier(place.file, each) for each in named] if found is not None else []
     return joined([found, *earlier]) if earlier else found
 
@@ -135,14 +175,14 @@ def _of_loss(program: Program) -> str | None:
     if program.watched_at is None or len(program.called_from) != 1 or program.under_autocast != program.called_from:
         return None
     models = half.watched(program.watched_at)
-    return autocast.loss_in_float32(program.called_from[0], models, program.tensors)
+    return around_model_call.loss_in_float32(program.called_from[0], models, program.tensors)
 
 
 def of_rows(program: Program, argument: str) -> str | None:
     """The rows left out in which an argument of the models' one call is not finite."""
     if program.watched_at is None or len(program.called_from) != 1:
         return None
-    return autocast.finite_alone(program.called_from[0], half.watched(program.watched_at), argument)
+    return around_model_call.finite_alone(program.called_from[0], half.watched(program.watched_at), argument)
 
 
 def of_widened(module: str, program: Program) -> str | None:
@@ -153,7 +193,7 @@ def of_widened(module: str, program: Program) -> str | None:
 
 def of_autocast(program: Program, dtype: str) -> str | None:
     """The autocast regions around the models' calls in another dtype, or switched off for ``float32``."""
-    return autocast.in_dtype(program.under_autocast, dtype) if program.under_autocast else None
+    return around_model_call.in_dtype(program.under_autocast, dtype) if program.under_autocast else None
 
 
 def of_weights(program: Program, near: HasPlace | None = None) -> str | None:
@@ -165,13 +205,15 @@ def of_weights(program: Program, near: HasPlace | None = None) -> str | None:
     """
     place = program.watched_at if near is None else near
     calls = program.called_from
-    under = set(calls) == set(program.under_autocast) if calls else place and autocast.is_entered(place)
+    under = set(calls) == set(program.under_autocast) if calls else place and around_model_call.is_entered(place)
     return half.weights_in_float32(program.watched_at) if program.watched_at is not None and under else None
 
 
 def of_scaler(program: Program, scale: float) -> str | None:
     """The scaler that ``watch`` is given, made with another first scale; None where that is not seen."""
-    return settings.with_scale(program.watched_at, scale) if program.watched_at is not None and scale > 0 else None
+    return (
+        first_settings.with_scale(program.watched_at, scale) if program.watched_at is not None and scale > 0 else None
+    )
 
 
 def of_which_model(module: str) -> tuple[int | None, str]:

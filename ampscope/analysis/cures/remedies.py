@@ -6,17 +6,16 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ampscope.analysis.causes import untried
+from ampscope.analysis.causes import cause_entry
 from ampscope.analysis.causes.catalogue import CATALOGUE
-from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
+from ampscope.analysis.causes.cause_entry import NOTHING_MORE, USE_BFLOAT16, Occurrence, Reason
 from ampscope.analysis.causes.overflow import ScaleInLoop
-from ampscope.analysis.causes.untried import USE_BFLOAT16
 from ampscope.analysis.cures import explicit_half, other_forms, own_words
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
-from ampscope.analysis.cures.program_lines import Program
-from ampscope.analysis.cures.rewriting.edit import joined
+from ampscope.analysis.cures.own_words import Program
 from ampscope.analysis.cures.trials import came_out, modules_in_words
 from ampscope.analysis.results import CodeLine, Incident, Remedy, Tried
+from ampscope.analysis.rewriting.edit import joined
 from ampscope.analysis.words import in_words
 from ampscope.trace.schema import LOSS_CODE, Change, Form, ReplayStatus, Trial, Trigger
 from ampscope.trace.vocabulary import Cause
@@ -61,7 +60,7 @@ def beside(advice: Sequence[Remedy], proved: Sequence[Remedy]) -> Iterator[Remed
         if remedy.text in known or remedy.kind in kinds:
             continue
         if not 0 <= _turn(remedy.kind) < cured:  # else the records have shown no place for it
-            had_a_turn = remedy.untried != untried.CONVERTED
+            had_a_turn = remedy.untried != cause_entry.CONVERTED
             yield replace(remedy, untried=_ENDED) if had_a_turn and 0 <= cured < _turn(remedy.kind) else remedy
 
 
@@ -164,7 +163,7 @@ def take_out(lines: Sequence[CodeLine], *, verified: bool | None = None) -> Reme
         code=explicit_half.rewritten(lines, "float32"),
         diff=own_words.of_conversions(lines, "float32") if verified is not False else None,
         verified=verified,
-        untried=untried.TURN,
+        untried=cause_entry.TURN,
     )
 
 

@@ -9,12 +9,19 @@ from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.causes.ranks import Parted
 from ampscope.analysis.cures.remedies import remedies
+from ampscope.analysis.diagnosis.bad_state import with_writers
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.diagnosis.examiner import Examiner
-from ampscope.analysis.diagnosis.state import with_writers
-from ampscope.analysis.overview.ranks.bad_steps import BadStep, Sighting, bad_steps, sightings, written_steps
-from ampscope.analysis.overview.ranks.replicas import Apart, Shared, replicas
-from ampscope.analysis.overview.ranks.world import World, steps_by_rank
+from ampscope.analysis.overview.bad_steps import (
+    BadStep,
+    Sighting,
+    World,
+    bad_steps,
+    sightings,
+    steps_by_rank,
+    written_steps,
+)
+from ampscope.analysis.overview.replicas import Apart, Shared, replicas
 from ampscope.analysis.results import Incident, WrittenBy
 from ampscope.analysis.tables.step_history import histories
 from ampscope.analysis.words import ranks_in_words

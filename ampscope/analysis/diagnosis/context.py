@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ampscope.analysis.arrays import FloatArray
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Match, Occurrence
 from ampscope.analysis.causes.outside import ChangedSince, Raised
@@ -15,10 +16,9 @@ from ampscope.analysis.causes.overflow import Literal, LossGrew, ScaleInLoop
 from ampscope.analysis.causes.recognition import Recognised
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.diagnosis.examined import Examined
-from ampscope.analysis.numerics.arrays import FloatArray
-from ampscope.analysis.origin.step_graph import SecondRun, public_phase, source_of_line
 from ampscope.analysis.results import Incident, Operand, Tried
-from ampscope.analysis.scale.course import SkipRun, Skips
+from ampscope.analysis.scale.scaler_course import SkipRun, Skips
+from ampscope.analysis.step_graph import SecondRun, public_phase, source_of_line
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import How
 from ampscope.trace.evidence import Evidence, RaisedError

@@ -8,31 +8,31 @@ from dataclasses import replace
 
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
-from ampscope.analysis.cures.program_lines import program_of
+from ampscope.analysis.cures.own_words import program_of
 from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.diagnosis.across_ranks import apart_replicas, examined_incidents
+from ampscope.analysis.diagnosis.bad_state import without_consequences
 from ampscope.analysis.diagnosis.examined import merged
+from ampscope.analysis.diagnosis.loss_spikes import led_there, spikes
 from ampscope.analysis.diagnosis.risks import risks
 from ampscope.analysis.diagnosis.run_summary import checked, not_looked_at, recording_gaps, summary, unobserved
 from ampscope.analysis.diagnosis.silent_failures import silent_failures
-from ampscope.analysis.diagnosis.spikes import led_there, spikes
-from ampscope.analysis.diagnosis.state import without_consequences
-from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line
-from ampscope.analysis.overview.last_good.last_good import last_good
+from ampscope.analysis.overview.bad_steps import World, sampled_rank, world_of
+from ampscope.analysis.overview.last_good_step import last_good
 from ampscope.analysis.overview.overview import cures_made, since_then
-from ampscope.analysis.overview.ranks.ranks import ranks_in_numbers, ranks_story
-from ampscope.analysis.overview.ranks.replicas import replicas
-from ampscope.analysis.overview.ranks.world import World, sampled_rank, world_of
+from ampscope.analysis.overview.rank_lives import ranks_in_numbers, ranks_story
+from ampscope.analysis.overview.replicas import replicas
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo, ScaleHealth, SourceLine
 from ampscope.analysis.scale.health import healths
+from ampscope.analysis.step_graph import Sites, StepGraph, public_phase, source_line
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.analysis.tables.traced_steps import first_traced_steps, only_recorded
 from ampscope.analysis.usage.findings import findings, loop_steps, resumed_scalers
 from ampscope.analysis.usage.mistakes import of_mistakes
 from ampscope.provenance import Harmless, harmless_births
-from ampscope.trace.read.engines.choice import Chosen
 from ampscope.trace.read.find import told_name
 from ampscope.trace.read.run import Run, open_run
+from ampscope.trace.read.table_queries import Chosen
 from ampscope.trace.schema import ENTRY_NODES, Phase, Source, Trigger, execution_of
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.cures.advised_diffs import with_diffs
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
-from ampscope.analysis.cures.program_lines import Program
+from ampscope.analysis.cures.own_words import Program
 from ampscope.analysis.cures.remedies import is_tried_by_replays, remedies, why_untried
-from ampscope.analysis.cures.rewriting.program import half
 from ampscope.analysis.results import Incident, Remedy
+from ampscope.analysis.rewriting.program import half
 from ampscope.analysis.usage.loop_edits import clipped
 from ampscope.trace.schema import Change, Form, Trigger
 from ampscope.trace.vocabulary import Cause

@@ -15,6 +15,15 @@ from ampscope.analysis.causes.recognition import Recognised, first_overflow, par
 from ampscope.analysis.causes.unknown import Observed, wider_reduction
 from ampscope.analysis.cures import explicit_half, trials
 from ampscope.analysis.cures.explicit_half import ExplicitHalf, half_weights
+from ampscope.analysis.diagnosis.bad_state import (
+    as_write,
+    examined_held,
+    examined_state,
+    examined_still,
+    left_by,
+    state_found,
+    still_found,
+)
 from ampscope.analysis.diagnosis.context import Context, led_to_error, raised, why_unknown
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.diagnosis.silent_failures import (
@@ -24,18 +33,9 @@ from ampscope.analysis.diagnosis.silent_failures import (
     lost_gradient,
     origins_of,
 )
-from ampscope.analysis.diagnosis.state import (
-    as_write,
-    examined_held,
-    examined_state,
-    examined_still,
-    left_by,
-    state_found,
-    still_found,
-)
-from ampscope.analysis.origin.step_graph import Sites, StepGraph, second_run, source_line
-from ampscope.analysis.overview.ranks.bad_steps import Sighting
+from ampscope.analysis.overview.bad_steps import Sighting
 from ampscope.analysis.results import Incident, PathNode, Tried
+from ampscope.analysis.step_graph import Sites, StepGraph, second_run, source_line
 from ampscope.analysis.tables.lazy_tables import IncidentRows
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import Origin

@@ -25,10 +25,10 @@ from ampscope.analysis.diagnosis.fleet_steps import MOST_COLLAPSES, StepSums, co
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.tables.lazy_tables import collect_groups
 from ampscope.errors import AmpscopeError, RunError
-from ampscope.trace.fleet.fleet_tables import FleetTables
+from ampscope.trace.fleet_tables import FleetTables
+from ampscope.trace.location import location
 from ampscope.trace.manifest import Manifest, read_manifest
-from ampscope.trace.read.engines.choice import Chosen
-from ampscope.trace.remote.location import location
+from ampscope.trace.read.table_queries import Chosen
 from ampscope.trace.schema import Table
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 
@@ -134,7 +134,7 @@ def fleet(
     """Returns the results over all these runs together; a run that cannot be read is named, and left out.
 
     Args:
-        runs: Their folders, as `ampscope.trace.fleet.runs_below` finds them.
+        runs: Their folders, as `ampscope.trace.read.find` finds them.
         days: The length of the window that is compared with the one before.
         diagnosed: Of which runs causes are told; of the others only what they recorded.
         known: Verdicts that need not be found out again.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ampscope.analysis.diagnosis.fleet_results import Change, Collapse, Lost, RunVerdict, Window
-from ampscope.analysis.scale.course import CALIBRATION_STEPS, LOWEST_USEFUL_SCALE
+from ampscope.analysis.scale.scaler_course import CALIBRATION_STEPS, LOWEST_USEFUL_SCALE
 from ampscope.analysis.tables.lazy_tables import collect_groups
-from ampscope.trace.fleet.fleet_tables import FleetTables
+from ampscope.trace.fleet_tables import FleetTables
+from ampscope.trace.location import location
 from ampscope.trace.manifest import Manifest
-from ampscope.trace.remote.location import location
 from ampscope.trace.schema import Table
 from ampscope.trace.vocabulary import Verdict
 

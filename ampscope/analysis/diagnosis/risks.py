@@ -12,11 +12,11 @@ from ampscope.analysis.causes.ahead import Moving, Near, OutsideWindow
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import Occurrence, Reason
 from ampscope.analysis.cures.remedies import remedies
-from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line
 from ampscope.analysis.precision.ranges.measured import NEAR_BITS, MeasuredPlace, MeasuredRun, measured_places
 from ampscope.analysis.precision.ranges.places import EACH_SCALE, place_of
 from ampscope.analysis.results import Incident
 from ampscope.analysis.scale.window import LEAST_LOOKS, MOSTLY
+from ampscope.analysis.step_graph import Sites, StepGraph, public_phase, source_line
 from ampscope.analysis.tables.lazy_tables import collect_expressions, rank_table
 from ampscope.analysis.tables.step_history import History
 from ampscope.forecast import Forecast, forecast_fall

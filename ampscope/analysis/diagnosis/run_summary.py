@@ -9,7 +9,7 @@ import narwhals as nw
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.cures import trials
-from ampscope.analysis.overview.ranks.world import World, steps_by_rank
+from ampscope.analysis.overview.bad_steps import World, steps_by_rank
 from ampscope.analysis.results import Checked, Finding, Incident, RunInfo, SourceLine
 from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, collect_groups, rank_table
 from ampscope.analysis.words import (

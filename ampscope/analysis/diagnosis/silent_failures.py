@@ -11,6 +11,7 @@ from typing import NamedTuple
 import narwhals as nw
 import numpy as np
 
+from ampscope.analysis import rounding
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import Occurrence, Reason
 from ampscope.analysis.causes.recognition import Recognised
@@ -18,10 +19,9 @@ from ampscope.analysis.causes.underflow import GradientFlushed, GradientLost, Up
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.diagnosis.examined import Examined
-from ampscope.analysis.numerics import rounding
-from ampscope.analysis.origin.op_facts import Executed, numel
-from ampscope.analysis.origin.step_graph import Sites, StepGraph, public_phase, source_line, source_of_line
+from ampscope.analysis.op_facts import Executed, numel
 from ampscope.analysis.results import Incident
+from ampscope.analysis.step_graph import Sites, StepGraph, public_phase, source_line, source_of_line
 from ampscope.analysis.tables.lazy_tables import collect, rank_table
 from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.tables.traced_steps import traced_steps

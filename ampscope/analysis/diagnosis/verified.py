@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ampscope.analysis.arrays import FloatArray
 from ampscope.analysis.causes.catalogue import item_in_words
-from ampscope.analysis.diagnosis.course import BEFORE, FAR_OUT, RECENT, STAYED_UP
+from ampscope.analysis.diagnosis.around_spikes import BEFORE, FAR_OUT, RECENT, STAYED_UP
 from ampscope.analysis.diagnosis.gate import Outcome
-from ampscope.analysis.numerics.arrays import FloatArray
-from ampscope.analysis.overview.ranks.world import sampled_rank, world_of
+from ampscope.analysis.overview.bad_steps import sampled_rank, world_of
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.analysis.words import number

@@ -10,16 +10,16 @@ from typing import Any
 import narwhals as nw
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import Columns, Curve, FloatArray, IntArray, make_curve, thin_marks
+from ampscope.analysis.arrays import Columns, Curve, FloatArray, IntArray, make_curve, thin_marks
 from ampscope.analysis.results import Finding, Incident, MadeCure
-from ampscope.analysis.scale.course import changes_since
 from ampscope.analysis.scale.scale_history import scale_after
+from ampscope.analysis.scale.scaler_course import changes_since
 from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, first_rank
 from ampscope.analysis.tables.step_history import History, in_order, log2_curve, measured, step_optimizers, steps_of
 from ampscope.notebook_repr import NotebookRepr
-from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import CureKind, EventKind, EventRow, ScalerAction, ScalerEventRow, Table, said
+from ampscope.trace.schema.tables import details
 from ampscope.trace.vocabulary import Severity
 
 #: What a look after a step has found is mended before the next one.

@@ -12,14 +12,13 @@ import narwhals as nw
 import numpy as np
 import pyarrow as pa
 
-from ampscope.analysis.numerics.arrays import Curve
+from ampscope.analysis.arrays import Curve
 from ampscope.analysis.tables.lazy_tables import Lazy, collect, first_rank, rank_table
 from ampscope.errors import RunError
 from ampscope.trace.files.layout import ranks
 from ampscope.trace.manifest import read_manifest
 from ampscope.trace.read.find import told_name
-from ampscope.trace.read.run import Run
-from ampscope.trace.read.status import status_of
+from ampscope.trace.read.run import Run, status_of
 from ampscope.trace.read.table_scan import Scan
 from ampscope.trace.schema import Table
 

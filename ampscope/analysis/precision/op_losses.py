@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from ampscope.analysis.origin.step_graph import source_line
 from ampscope.analysis.results import SourceLine
+from ampscope.analysis.step_graph import source_line
 from ampscope.analysis.words import op_in_words
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import LOSS_CODE, AuditOpRow, EdgeRow, Node, Phase, SiteRow

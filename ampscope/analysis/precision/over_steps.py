@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 
-from ampscope.analysis.numerics.rounding import ran_in
+from ampscope.analysis.rounding import ran_in
 from ampscope.analysis.tables.lazy_tables import collect_groups, first_rank, rank_table
 from ampscope.analysis.tables.traced_steps import TracedStep, executed, traced_steps
 from ampscope.notebook_repr import NotebookRepr

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, joined
-from ampscope.analysis.numerics.rounding import FORMATS
-from ampscope.analysis.overview.ranks.world import sampled_rank, world_of
+from ampscope.analysis.arrays import BoolArray, Columns, FloatArray, joined
+from ampscope.analysis.overview.bad_steps import sampled_rank, world_of
 from ampscope.analysis.precision.plan_modules import (
     MX,
     NAMES,
@@ -30,6 +29,7 @@ from ampscope.analysis.precision.plan_modules import (
     members,
     module_plans,
 )
+from ampscope.analysis.rounding import FORMATS
 from ampscope.analysis.scale.scale_history import scale_history
 from ampscope.analysis.scale.window import OptimizerPart, scale_window
 from ampscope.analysis.tables.exponent_rows import (

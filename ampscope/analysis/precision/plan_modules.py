@@ -9,9 +9,9 @@ from typing import NamedTuple
 import narwhals as nw
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
-from ampscope.analysis.numerics.exponents import Exponents
-from ampscope.analysis.numerics.rounding import FORMATS, NumberFormat
+from ampscope.analysis.arrays import BoolArray, FloatArray, IntArray
+from ampscope.analysis.exponents import Exponents
+from ampscope.analysis.rounding import FORMATS, NumberFormat
 from ampscope.analysis.tables.exponent_rows import Measured, MeasuredRow
 from ampscope.analysis.tables.lazy_tables import collect, rank_table
 from ampscope.provenance import op_name

@@ -9,8 +9,8 @@ from enum import StrEnum
 
 import narwhals as nw
 
-from ampscope.analysis.numerics.rounding import is_floating, plain, ran_in
 from ampscope.analysis.results import SourceLine
+from ampscope.analysis.rounding import is_floating, plain, ran_in
 from ampscope.analysis.tables.lazy_tables import collect
 from ampscope.analysis.tables.traced_steps import Executed, TracedStep, executed, of_step, traced_steps
 from ampscope.notebook_repr import NotebookRepr

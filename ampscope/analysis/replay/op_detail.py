@@ -9,13 +9,13 @@ from enum import StrEnum
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, IntArray
-from ampscope.analysis.origin.step_graph import source_line
+from ampscope.analysis.arrays import BoolArray, IntArray
 from ampscope.analysis.replay.recording import STATISTICS, Recording
 from ampscope.analysis.results import Operand, SourceLine
-from ampscope.trace.json_columns import details
+from ampscope.analysis.step_graph import source_line
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ENTRY_NODES, UNMEASURED, Cast, SiteRow, Statistics, Table, said
+from ampscope.trace.schema.tables import details
 
 
 class Kind(StrEnum):

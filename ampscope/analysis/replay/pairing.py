@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, IntArray
+from ampscope.analysis.arrays import BoolArray, IntArray
 from ampscope.analysis.replay.recording import Recording
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Node, Phase, SiteRow
 

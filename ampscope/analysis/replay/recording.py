@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
-from ampscope.analysis.numerics.rounding import ran_in
+from ampscope.analysis.arrays import BoolArray, Columns, FloatArray, IntArray
+from ampscope.analysis.rounding import ran_in
 from ampscope.analysis.tables.lazy_tables import collect_columns
 from ampscope.analysis.tables.traced_steps import TracedStep, of_step
 from ampscope.provenance import Graph, Harmless, harmless_births, is_deliberate, names_infinity

@@ -10,11 +10,11 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
-from ampscope.analysis.numerics.rounding import ran_in
+from ampscope.analysis.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.replay.op_detail import Kind, marked
 from ampscope.analysis.replay.pairing import pair_ops
 from ampscope.analysis.replay.recording import Recording
+from ampscope.analysis.rounding import ran_in
 from ampscope.trace.schema import Phase, SiteRow
 
 #: From this many doublings between their largest magnitudes on, two results are told apart by their size.

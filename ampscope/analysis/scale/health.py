@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampscope.analysis.causes import untried
+from ampscope.analysis.arrays import BoolArray
+from ampscope.analysis.causes import cause_entry
 from ampscope.analysis.causes.overflow import SMALLER_LOSS
-from ampscope.analysis.numerics.arrays import BoolArray
 from ampscope.analysis.results import Remedy, ScaleHealth, ScaleVerdict
-from ampscope.analysis.scale.course import (
+from ampscope.analysis.scale.scaler_course import (
     CALIBRATION_STEPS,
     LONGEST_CALIBRATION,
     LOWEST_USEFUL_SCALE,
@@ -29,7 +29,7 @@ from ampscope.trace.vocabulary import Severity
 CURE = (
     Remedy(
         text="Cure the steps whose loss is not finite first; once they are gone, the scale grows again by itself.",
-        untried=untried.SCALER,
+        untried=cause_entry.SCALER,
     ),
 )
 
@@ -181,7 +181,7 @@ def _below_one(course: Course, first: int) -> _Found:
 _START_HIGHER = Remedy(
     text="No gradient was too large for a larger scale: start at 1 or above.",
     code="scaler = torch.amp.GradScaler(init_scale=2.0**16)",
-    untried=untried.SCALER,
+    untried=cause_entry.SCALER,
 )
 
 
@@ -236,7 +236,7 @@ def _runaway(course: Course) -> _Found | None:
             Remedy(
                 text="Without float16 gradients no scaler is needed; otherwise let it see them as they are.",
                 code='scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)',
-                untried=untried.SCALER,
+                untried=cause_entry.SCALER,
             ),
         ),
     )
@@ -264,7 +264,7 @@ def _start_lower(course: Course) -> tuple[Remedy, ...]:
         Remedy(
             text=f"To lose fewer steps at the next start, begin at {in_words(held)}, the largest scale that held here.",
             code=f"scaler = torch.amp.GradScaler(init_scale={held!r})",
-            untried=untried.SCALER,
+            untried=cause_entry.SCALER,
         ),
     )
 
@@ -273,7 +273,7 @@ def _grow_less(course: Course) -> tuple[Remedy, ...]:
     interval = max(DEFAULT_INTERVAL, int(10 * (course.settings.growth_interval or 0)))
     code = f"scaler = torch.amp.GradScaler(init_scale={course.held or 1.0!r}, growth_interval={interval})"
     text = f"Let it grow less often: one step in {interval:,} is lost at most when each growth is too much."
-    return (Remedy(text=text, code=code, untried=untried.SCALER),)
+    return (Remedy(text=text, code=code, untried=cause_entry.SCALER),)
 
 
 def _smooth() -> tuple[Remedy, ...]:
@@ -281,7 +281,7 @@ def _smooth() -> tuple[Remedy, ...]:
         Remedy(
             text="Look at the steps that were skipped: their batches make far larger gradients than the others. A loss "
             "averaged over more samples, or bfloat16, takes them.",
-            untried=untried.SCALER,
+            untried=cause_entry.SCALER,
         ),
     )
 

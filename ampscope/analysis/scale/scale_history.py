@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import narwhals as nw
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, Columns, Curve, FloatArray, IntArray, make_curve, thin_marks
+from ampscope.analysis.arrays import BoolArray, Columns, Curve, FloatArray, IntArray, make_curve, thin_marks
 from ampscope.analysis.results import ScaleHealth
-from ampscope.analysis.scale.course import (
+from ampscope.analysis.scale.health import scale_health
+from ampscope.analysis.scale.scaler_course import (
     CALIBRATION_STEPS,
     ScaleEvent,
     ScalerCall,
@@ -23,7 +24,6 @@ from ampscope.analysis.scale.course import (
     scaler_log,
     settings_of,
 )
-from ampscope.analysis.scale.health import scale_health
 from ampscope.analysis.tables.lazy_tables import collect, first_rank, rank_table
 from ampscope.analysis.tables.step_history import in_order, log2_curve, measured, step_optimizers, steps_of
 from ampscope.analysis.words import in_words, times

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import narwhals as nw
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, Curve, FloatArray, IntArray, make_curve, thin_marks
-from ampscope.analysis.scale.course import ScalerSettings
+from ampscope.analysis.arrays import BoolArray, Curve, FloatArray, IntArray, make_curve, thin_marks
+from ampscope.analysis.scale.scaler_course import ScalerSettings
 from ampscope.analysis.tables.lazy_tables import first_rank
 from ampscope.analysis.tables.step_history import in_order, step_optimizers, steps_of
 from ampscope.trace.read.run import Run

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, FloatArray
-from ampscope.analysis.numerics.rounding import FORMATS, plain
+from ampscope.analysis.arrays import BoolArray, FloatArray
+from ampscope.analysis.rounding import FORMATS, plain
 from ampscope.analysis.tables.exponent_rows import Execution, Measured, MeasuredRow, counted, executions, measured_rows
 from ampscope.analysis.tables.lazy_tables import collect_groups, rank_table
 from ampscope.analysis.words import op_in_words

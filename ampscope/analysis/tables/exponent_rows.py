@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
-from ampscope.analysis.numerics.exponents import Exponents
-from ampscope.analysis.numerics.rounding import plain
+from ampscope.analysis.arrays import BoolArray, Columns, FloatArray, IntArray
+from ampscope.analysis.exponents import Exponents
+from ampscope.analysis.rounding import plain
 from ampscope.analysis.tables.lazy_tables import collect_groups, expression_columns, rank_table
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.trace.dtypes import FINFO, PARTS

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ampscope.analysis.numerics.arrays import Columns
+from ampscope.analysis.arrays import Columns
 from ampscope.trace.files.arrow_arrays import known_in, numbers_in
-from ampscope.trace.read.engines.choice import engine_of
-from ampscope.trace.read.engines.engine import Engine, Query
+from ampscope.trace.read.duckdb_engine import Engine, Query
 from ampscope.trace.read.run import Run
+from ampscope.trace.read.table_queries import engine_of
 from ampscope.trace.schema import IncidentRow, Table
 
 Lazy = nw.LazyFrame[Any]

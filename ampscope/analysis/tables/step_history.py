@@ -12,12 +12,12 @@ import narwhals as nw
 import numpy as np
 import numpy.typing as npt
 
-from ampscope.analysis.numerics.arrays import BoolArray, Columns, Curve, FloatArray, IntArray, make_curve
+from ampscope.analysis.arrays import BoolArray, Columns, Curve, FloatArray, IntArray, make_curve
 from ampscope.analysis.tables.lazy_tables import Lazy, collect, rank_table, stream_columns
-from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.read.table_folders import Stamp
 from ampscope.trace.schema import Table
+from ampscope.trace.schema.tables import details
 
 _COLUMNS = ("optimizer", "step", "loss", "scale", "skipped", "grad_norm", "lr", "averaged")
 

@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 
 import narwhals as nw
 
-from ampscope.analysis.numerics.rounding import itemsize
 from ampscope.analysis.results import SourceLine
+from ampscope.analysis.rounding import itemsize
 from ampscope.analysis.tables.lazy_tables import Lazy, collect, first_rank, rank_table
-from ampscope.trace.files.traced_index import StepRows
+from ampscope.trace.files.parquet_part import StepRows
 from ampscope.trace.read.run import Run
 from ampscope.trace.read.table_folders import Stamp
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, SiteRow, Source, Table

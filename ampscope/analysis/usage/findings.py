@@ -16,14 +16,13 @@ from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.causes.usage import LearningRateMoved, OptimizerRestored, ScaleForgotten, WithoutEffect
 from ampscope.analysis.cures import own_words
-from ampscope.analysis.cures.program_lines import program_of
-from ampscope.analysis.origin.step_graph import source_line
+from ampscope.analysis.cures.own_words import program_of
 from ampscope.analysis.results import Finding, SourceLine
+from ampscope.analysis.step_graph import source_line
 from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, collect_groups, rank_table
 from ampscope.analysis.tables.step_history import History, recorded_rates
 from ampscope.analysis.usage.mistakes import explained, fixes, happens_once
 from ampscope.trace.dtypes import FLOAT8, HALF_DTYPES
-from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import (
     FindingRow,
@@ -36,6 +35,7 @@ from ampscope.trace.schema import (
     execution_of,
     said,
 )
+from ampscope.trace.schema.tables import details
 from ampscope.trace.vocabulary import Cause, MistakeForm, Severity
 
 #: What changes no scale, and of which a long run has millions.

@@ -19,7 +19,7 @@ from ampscope.capture.torch_support.guard import Guard, is_interruption
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.tracing.selection import Filters
 from ampscope.errors import WatchError
-from ampscope.trace.files.regular_file import read_regular
+from ampscope.trace.files.whole_files import read_regular
 from ampscope.trace.schema import EventKind
 
 #: What a step may be compared with.

@@ -11,8 +11,8 @@ from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.tracing.operand_keeper import MOST_BYTES, HeldCall, OperandKeeper
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.provenance import Graph
-from ampscope.trace.files.durable import write_whole
 from ampscope.trace.files.saved_operands import SavedCall, as_metadata, operand_files, operands_path
+from ampscope.trace.files.whole_files import write_whole
 from ampscope.trace.schema import ENTRY_NODES
 
 #: Ops kept from one incident, and from one program point over the run: a failure that comes again tells nothing new.

@@ -17,7 +17,7 @@ from ampscope.capture.torch_support.user_line import NOWHERE, Place
 from ampscope.capture.tracing.selection import Selection
 from ampscope.capture.tracing.sites import Sites, dtype_name, shape_name
 from ampscope.trace.evidence import Evidence
-from ampscope.trace.files.column_block import ColumnBlock
+from ampscope.trace.files.arrow_arrays import ColumnBlock
 from ampscope.trace.redaction import redacted
 from ampscope.trace.schema import (
     AuditOpRow,

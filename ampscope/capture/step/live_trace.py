@@ -24,7 +24,7 @@ from ampscope.capture.tracing import light_statistics
 from ampscope.capture.tracing.distinct_values import CastBefore, CastsBefore
 from ampscope.capture.tracing.traced_rows import BadFlow
 from ampscope.capture.tracing.tracer import Tracer
-from ampscope.trace.files.column_block import ColumnBlock
+from ampscope.trace.files.arrow_arrays import ColumnBlock
 from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase, Source, source_of
 
 

@@ -28,7 +28,7 @@ from ampscope.capture.tracing.traced_rows import Layout
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.provenance import Graph, is_finite, large_values
 from ampscope.provenance.large_values import scaled
-from ampscope.trace.files.column_block import ColumnBlock
+from ampscope.trace.files.arrow_arrays import ColumnBlock
 from ampscope.trace.schema import EdgeRow, EventKind, Node, OpRow, Phase, SiteRow
 from ampscope.trace.vocabulary import NEAR_OVERFLOW, OVERFLOW_AHEAD
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampscope.capture.tracing.sites import Point, Sites
-from ampscope.trace.files.column_block import ColumnBlock
+from ampscope.trace.files.arrow_arrays import ColumnBlock
 from ampscope.trace.schema import ENTRY_NODES, EdgeRow, Node, OpRow
 
 Patterns = tuple[str, ...]

@@ -15,7 +15,7 @@ from ampscope.capture.tracing.dataflow import Dataflow, Outputs
 from ampscope.capture.tracing.executions import Made
 from ampscope.capture.tracing.sampled_shapes import together
 from ampscope.capture.tracing.sites import Sites
-from ampscope.trace.files.column_block import ColumnBlock
+from ampscope.trace.files.arrow_arrays import ColumnBlock
 from ampscope.trace.schema import UNMEASURED, EdgeRow, OpRow, Phase, SiteRow, Statistics
 
 #: Columns that extremes alone do not fill; and those of them that are magnitudes.

@@ -31,7 +31,7 @@ from ampscope.capture.tracing.running_code import FunctionWatch, ModuleStack
 from ampscope.capture.tracing.sampled_shapes import Given
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.traced_rows import BadFlow, Layout
-from ampscope.trace.files.column_block import ColumnBlock
+from ampscope.trace.files.arrow_arrays import ColumnBlock
 from ampscope.trace.schema import EdgeRow, Node, OpRow
 
 _PLAIN = frozenset({Tensor, nn.Parameter})

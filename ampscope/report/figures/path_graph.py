@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ampscope.analysis.origin.step_graph import Closeup, Neighbour
 from ampscope.analysis.results import Incident, PathNode
+from ampscope.analysis.step_graph import Closeup, Neighbour
 from ampscope.analysis.words import op_in_words
 from ampscope.report.numbers import UNMEASURED, count, span
 from ampscope.report.palette import dtype_color

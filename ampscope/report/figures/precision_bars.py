@@ -10,7 +10,7 @@ from ampscope.analysis.precision.over_steps import DtypeChange, PrecisionOverSte
 from ampscope.analysis.precision.precision import Precision, PrecisionRow, deepest, fold_modules
 from ampscope.report.numbers import count, share, size
 from ampscope.report.palette import dtype_color, ink_on
-from ampscope.report.wording.precision_words import change_words
+from ampscope.report.precision_words import change_words
 
 #: Bars of a report: modules up to which they are told apart.
 _REPORT_BARS = 16

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 
-from ampscope.analysis.numerics.arrays import Curve
+from ampscope.analysis.arrays import Curve
 from ampscope.analysis.words import in_words
 from ampscope.report.figures.axis import WIDE, Axis, linear_axis, measure_axis, scale_axis, step_axis
 from ampscope.report.numbers import count, value

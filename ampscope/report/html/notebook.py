@@ -7,20 +7,20 @@ from typing import Any
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
-from ampscope.analysis.origin.step_graph import Closeup, closeup
 from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.analysis.precision.precision import Precision
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.scale.scale_history import ScaleHistory, scale_story
+from ampscope.analysis.step_graph import Closeup, closeup
 from ampscope.analysis.words import when_in_words
 from ampscope.errors import AmpscopeError
-from ampscope.report.figures.over_steps import scale_stack, timeline_stack
-from ampscope.report.html.document import SHEET, paragraph, section, style_of
-from ampscope.report.html.figures.stack import stack_html
-from ampscope.report.html.parts.card import Item, item_html, precision_html, run_tiles, tiles_html, verdict_html
-from ampscope.report.html.parts.incident import item_sections
-from ampscope.report.html.parts.tables import table_html
+from ampscope.report.figures.step_figures import scale_stack, timeline_stack
+from ampscope.report.html.cards import Item, item_html, precision_html, run_tiles, tiles_html, verdict_html
+from ampscope.report.html.incident_sections import item_sections
+from ampscope.report.html.markup import SHEET, paragraph, section, style_of
 from ampscope.report.html.report_page import most_urgent_first
+from ampscope.report.html.stack_svg import stack_html
+from ampscope.report.html.tables_html import table_html
 from ampscope.report.safe_text import place
 from ampscope.trace.read.run import Run
 

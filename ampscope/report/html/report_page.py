@@ -7,19 +7,16 @@ from collections.abc import Iterator, Sequence
 
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.diagnosis.diagnosis import diagnose
-from ampscope.analysis.origin.step_graph import closeup
 from ampscope.analysis.overview.overview import Overview, overview
-from ampscope.analysis.overview.ranks.ranks import ranks_at_a_glance
+from ampscope.analysis.overview.rank_lives import ranks_at_a_glance
 from ampscope.analysis.precision.precision import precision
 from ampscope.analysis.results import Diagnosis
 from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history, scale_story
+from ampscope.analysis.step_graph import closeup
 from ampscope.analysis.words import when_in_words
 from ampscope.report import numbers
-from ampscope.report.figures.over_steps import scale_stack, timeline_stack
-from ampscope.report.html.document import document, paragraph, section
-from ampscope.report.html.figures.stack import stack_html
-from ampscope.report.html.markup import as_html
-from ampscope.report.html.parts.card import (
+from ampscope.report.figures.step_figures import scale_stack, timeline_stack
+from ampscope.report.html.cards import (
     Item,
     healed_html,
     item_html,
@@ -31,8 +28,10 @@ from ampscope.report.html.parts.card import (
     verdict_html,
     what,
 )
-from ampscope.report.html.parts.incident import item_sections
-from ampscope.report.html.parts.tables import ranks_html
+from ampscope.report.html.incident_sections import item_sections
+from ampscope.report.html.markup import as_html, document, paragraph, section
+from ampscope.report.html.stack_svg import stack_html
+from ampscope.report.html.tables_html import ranks_html
 from ampscope.report.safe_text import place
 from ampscope.report.terminal.diagnosis_text import run_facts
 from ampscope.trace.read.run import Run, open_run

@@ -14,7 +14,7 @@ from ampscope.analysis.precision.op_losses import Loss
 from ampscope.analysis.words import number, op_in_words
 from ampscope.report import numbers
 from ampscope.report.safe_text import place, visible
-from ampscope.report.terminal.layout import Fitting, code, indented, prose
+from ampscope.report.terminal.text_blocks import Fitting, code, indented, prose
 from ampscope.trace.schema import AuditStatus
 
 #: Layers shown; all are in the JSON.

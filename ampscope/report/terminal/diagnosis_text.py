@@ -27,10 +27,10 @@ from ampscope.analysis.results import (
 )
 from ampscope.analysis.words import ranks_in_words, received_in_words, replay_in_words, when_in_words
 from ampscope.report import numbers
+from ampscope.report.diagnosis_words import TITLE, cure_in_words, number_line, remedy_in_words
 from ampscope.report.safe_text import visible
-from ampscope.report.terminal.layout import Fitting, changed_lines, code, heading, indented, line, prose
-from ampscope.report.terminal.run_list import verdict_in_words
-from ampscope.report.wording.diagnosis_words import TITLE, cure_in_words, number_line, remedy_in_words
+from ampscope.report.terminal.runs_text import verdict_in_words
+from ampscope.report.terminal.text_blocks import Fitting, changed_lines, code, heading, indented, line, prose
 from ampscope.trace.vocabulary import Severity, Verdict
 
 #: Steps of a path shown at its start and at its end; those between are counted.

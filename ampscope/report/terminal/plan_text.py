@@ -12,9 +12,7 @@ from rich.text import Text
 from ampscope.analysis.precision.plan import Plan
 from ampscope.analysis.precision.plan_modules import NAMES, ModulePlan
 from ampscope.report import numbers
-from ampscope.report.safe_text import visible
-from ampscope.report.terminal.layout import Fitting, code, heading, indented, prose
-from ampscope.report.wording.precision_words import (
+from ampscope.report.precision_words import (
     NOTHING_COUNTED,
     SHARES,
     answer,
@@ -26,6 +24,8 @@ from ampscope.report.wording.precision_words import (
     verdict,
     without_code,
 )
+from ampscope.report.safe_text import visible
+from ampscope.report.terminal.text_blocks import Fitting, code, heading, indented, prose
 
 #: The first formats to go where the terminal is narrow.
 _EXPENDABLE = ("tf32", "mxfp8_e5m2", "mxfp8_e4m3", "float8_e5m2")

@@ -10,10 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges
-from ampscope.report import numbers
+from ampscope.report import numbers, precision_words
 from ampscope.report.safe_text import visible
-from ampscope.report.terminal.layout import Fitting, indented, prose
-from ampscope.report.wording import ranges_words
+from ampscope.report.terminal.text_blocks import Fitting, indented, prose
 
 
 def as_text(ranges: Ranges) -> RenderableType:
@@ -38,7 +37,7 @@ def _blocks(ranges: Ranges, rows: Sequence[RangeRow]) -> Iterator[RenderableType
     yield Text()
     yield indented(_table(rows))
     yield from _notes(rows)
-    if lost := ranges_words.gradients_sentence(ranges):
+    if lost := precision_words.gradients_sentence(ranges):
         yield Text()
         yield prose(lost)
     if ranges.note:
@@ -47,17 +46,17 @@ def _blocks(ranges: Ranges, rows: Sequence[RangeRow]) -> Iterator[RenderableType
 
 
 _COLUMNS: dict[str, Callable[[RangeRow], str]] = {
-    "headroom, bits": lambda row: ranges_words.bits(row.headroom_bits),
-    "place": ranges_words.place_words,
+    "headroom, bits": lambda row: precision_words.bits(row.headroom_bits),
+    "place": precision_words.place_words,
     "phase": lambda row: row.phase,
     "dtype": lambda row: row.dtype,
-    "line": ranges_words.line,
+    "line": precision_words.line,
     "largest": lambda row: numbers.value(row.largest),
-    "bits in 100 steps": ranges_words.growth,
-    "overflows at": ranges_words.forecast,
+    "bits in 100 steps": precision_words.growth,
+    "overflows at": precision_words.forecast,
     "subnormal": lambda row: numbers.share(row.underflow_share, narrow=True, missing="not measured"),
     "zero": lambda row: numbers.share(row.zero_share, narrow=True, missing="not measured"),
-    "not in float32": ranges_words.flushed,
+    "not in float32": precision_words.flushed,
 }
 _NUMERIC = ("headroom, bits", "largest", "bits in 100 steps", "subnormal", "zero", "not in float32")
 _EXPENDABLE = ("not in float32", "zero", "subnormal", "phase", "largest", "line", "dtype")

@@ -13,10 +13,10 @@ from ampscope.analysis.scale.answer import Recommendation, ScaleAnswer
 from ampscope.analysis.scale.window import ScaleWindow
 from ampscope.analysis.words import in_words
 from ampscope.report import numbers
+from ampscope.report.precision_words import code as scaler_code
+from ampscope.report.precision_words import in_sentences, sentences
 from ampscope.report.safe_text import visible
-from ampscope.report.terminal.layout import code, heading, indented, prose
-from ampscope.report.wording.scale_words import code as scaler_code
-from ampscope.report.wording.scale_words import in_sentences, sentences
+from ampscope.report.terminal.text_blocks import code, heading, indented, prose
 
 #: Parameters that are named.
 _NAMED = 8

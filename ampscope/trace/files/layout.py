@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ampscope.trace.remote.location import folders_in, names_in
+from ampscope.trace.location import folders_in, names_in
 from ampscope.trace.schema import Table
 
 _RANK = re.compile(r"rank=(0|[1-9][0-9]{0,5})")

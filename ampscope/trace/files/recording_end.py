@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ampscope.trace.files.regular_file import read_regular
+from ampscope.trace.files.whole_files import read_regular
 
 #: Below a rank's folder; nothing but blanks in it while nothing is wrong.
 NAME = "recording-end.json"

@@ -16,7 +16,7 @@ from typing import Any
 
 from ampscope.errors import RunDamaged
 from ampscope.trace.files.layout import rank_folder, ranks
-from ampscope.trace.files.regular_file import open_regular, read_regular
+from ampscope.trace.files.whole_files import open_regular, read_regular
 
 FOLDER = "tensors"
 #: The key of safetensors' metadata under which the call is found.

@@ -1,4 +1,4 @@
-"""Finding runs below a folder, and what they are called."""
+"""Runs are found below folders of this machine and of object stores, and have names."""
 
 from __future__ import annotations
 
@@ -6,15 +6,53 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 from ampscope.errors import RunDamaged, RunNotFound, RunTooNew
+from ampscope.trace.location import BucketPath, location
 from ampscope.trace.manifest import NAME_IT, read_manifest
-from ampscope.trace.remote.location import BucketPath, location
-from ampscope.trace.remote.runs_below import runs_below
 from ampscope.trace.schema import MANIFEST
+
+_STORE_LEVELS = 2
+#: Requests at a time.
+_AT_ONCE = 8
+
+
+def runs_in_store(folder: BucketPath, *, levels: int = _STORE_LEVELS) -> list[BucketPath]:
+    """The folders some levels below ``folder`` that hold a manifest; nothing is looked for inside a run.
+
+    Args:
+        folder: Where to look.
+        levels: How deep.
+
+    Raises:
+        RunUnreachable: the store cannot be reached.
+    """
+    found: list[BucketPath] = []
+    level = _folders_of([folder])
+    for _ in range(levels):
+        if not level:
+            break
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            listed = dict(zip(level, pool.map(lambda each: each.store.children(str(each)), level), strict=True))
+        runs = [each for each, children in listed.items() if any(child.name == MANIFEST for child in children)]
+        found += runs
+        level = [
+            each / child.name
+            for each, children in listed.items()
+            if each not in runs
+            for child in children
+            if child.is_folder
+        ]
+    return found
+
+
+def _folders_of(folders: Iterable[BucketPath]) -> list[BucketPath]:
+    return [each / child.name for each in folders for child in each.store.children(str(each)) if child.is_folder]
+
 
 _LISTED = 5
 #: How deep `runs_around` looks: as deep as ``lightning_logs/version_0/ampscope``.
@@ -87,7 +125,7 @@ def told_name(run: Path, name: str = "") -> str:
 
 def _below(folder: Path) -> Iterator[Path]:
     if isinstance(folder, BucketPath):
-        yield from runs_below(folder)
+        yield from runs_in_store(folder)
         return
     for pattern in (f"*/{MANIFEST}", f"*/*/{MANIFEST}"):
         yield from (path.parent for path in folder.glob(pattern))
@@ -132,3 +170,29 @@ def _created(folder: Path) -> float | None:
     except RunTooNew:
         pass
     return (folder / MANIFEST).stat().st_mtime
+
+
+#: Of folders in an object store, of which each level is a request or more.
+_FLEET_LEVELS = 16
+
+
+def runs_below(folders: Iterable[Path]) -> list[Path]:
+    """The folders that hold a run, each once, by path. A folder that cannot be listed is passed over.
+
+    Args:
+        folders: Where to look; a URL may be among them, whose runs are looked for sixteen levels deep.
+
+    Raises:
+        RunUnreachable: an object store cannot be reached.
+    """
+    return sorted({run for folder in folders for run in _at_any_depth(location(folder))})
+
+
+def _at_any_depth(folder: Path) -> Iterator[Path]:
+    if isinstance(folder, BucketPath):
+        yield from [folder] if (folder / MANIFEST).is_file() else runs_in_store(folder, levels=_FLEET_LEVELS)
+        return
+    for path, inner, files in os.walk(folder.resolve()):
+        if MANIFEST in files:
+            inner.clear()  # no run lies in another
+            yield Path(path)

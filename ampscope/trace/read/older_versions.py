@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ampscope.trace.files.arrow_arrays import to_array
-from ampscope.trace.json_columns import details, names
 from ampscope.trace.schema import Table, arrow_schema
+from ampscope.trace.schema.tables import details, names
 from ampscope.trace.vocabulary import MistakeForm
 
 _Row = dict[str, Any]

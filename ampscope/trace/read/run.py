@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Collection, Sequence
 from functools import reduce
@@ -17,19 +18,18 @@ import narwhals as nw
 
 from ampscope.errors import RunDamaged
 from ampscope.notebook_repr import NotebookRepr
-from ampscope.trace.files.layout import ranks
-from ampscope.trace.files.traced_index import StepRows
+from ampscope.trace.files.folder_lock import is_locked
+from ampscope.trace.files.layout import rank_folder, ranks
+from ampscope.trace.files.parquet_part import StepRows
+from ampscope.trace.location import BucketPath, location
 from ampscope.trace.manifest import Manifest, read_manifest
-from ampscope.trace.read.engines.choice import Chosen, chosen_engine
-from ampscope.trace.read.engines.database import sealed_off
+from ampscope.trace.read.duckdb_engine import sealed_off
 from ampscope.trace.read.find import find_runs, locate
 from ampscope.trace.read.part_columns import RANK
-from ampscope.trace.read.row_query import ORDER, TableFrames, is_equal, rows_from
 from ampscope.trace.read.small_tables import SmallTables
-from ampscope.trace.read.status import Status, status_of
 from ampscope.trace.read.table_folders import Stamp
+from ampscope.trace.read.table_queries import ORDER, Chosen, TableFrames, chosen_engine, is_equal, rows_from
 from ampscope.trace.read.table_scan import OfRanks, Scan
-from ampscope.trace.remote.location import location
 from ampscope.trace.schema import (
     GROWING_TABLES,
     AuditOpRow,
@@ -49,6 +49,27 @@ from ampscope.trace.schema import (
     Table,
     arrow_schema,
 )
+
+Status = Literal["open", "closed", "interrupted"]
+
+#: Seconds without a new row after which a run on a file system without locks counts as interrupted.
+_SILENCE_S = 120.0
+
+
+def status_of(run: Path, manifest: Manifest) -> Status:
+    """``open`` while a process writes the run, ``closed`` after, ``interrupted`` when it died before closing."""
+    if manifest.closed is not None:
+        return "closed"
+    if not manifest.segments:  # written by other ranks alone
+        return "open" if any(is_locked(rank_folder(run, rank)) for rank in ranks(run)) else "interrupted"
+    if isinstance(run, BucketPath) or all(segment.locked for segment in manifest.segments[-1:]):
+        return "open" if is_locked(rank_folder(run, 0)) else "interrupted"
+    return "open" if time.time() - _last_change(run) < _SILENCE_S else "interrupted"
+
+
+def _last_change(run: Path) -> float:
+    return max((path.lstat().st_mtime for path in run.glob("rank=*/*/*")), default=0.0)
+
 
 __all__ = ["Run", "find_runs", "open_run"]
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ampscope.trace.files.arrow_arrays import numbers_in
 from ampscope.trace.read.part_columns import RANK
-from ampscope.trace.read.row_query import ORDER, rows_from
 from ampscope.trace.read.table_folders import Stamp
+from ampscope.trace.read.table_queries import ORDER, rows_from
 from ampscope.trace.read.table_scan import OfRanks, Scan
 from ampscope.trace.schema import Row, Table, arrow_schema
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from ampscope.errors import RunDamaged
 from ampscope.trace.files.layout import NOTHING, Listing, list_table, table_folder
-from ampscope.trace.remote.location import BucketPath
+from ampscope.trace.location import BucketPath
 from ampscope.trace.schema import Table
 
 #: Nanoseconds after which two changes of a folder cannot have the same age, on any file system.

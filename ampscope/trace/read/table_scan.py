@@ -14,12 +14,10 @@ import pyarrow as pa
 
 from ampscope.trace.files.journal import JournalReader
 from ampscope.trace.files.layout import part_path, ranks, span_of
-from ampscope.trace.files.traced_index import StepRows
-from ampscope.trace.read.column_check import wrong_rows
-from ampscope.trace.read.engines.engine import Pieces
+from ampscope.trace.files.parquet_part import StepRows
+from ampscope.trace.read.duckdb_engine import Pieces
 from ampscope.trace.read.older_versions import CHANGED, is_older, upgraded
-from ampscope.trace.read.part_columns import conform, no_rows, of_rank, selection, with_rank
-from ampscope.trace.read.part_sizes import refuse_too_many_texts
+from ampscope.trace.read.part_columns import conform, no_rows, of_rank, selection, with_rank, wrong_rows
 from ampscope.trace.read.sealed_parts import (
     Facts,
     bound,
@@ -27,6 +25,7 @@ from ampscope.trace.read.sealed_parts import (
     read_columns,
     read_facts,
     read_part,
+    refuse_too_many_texts,
     texts_in,
     unreadable,
     verify,

@@ -8,7 +8,6 @@ need it.
 
 from __future__ import annotations
 
-from ampscope.trace.schema.audit_rows import AuditOpRow, AuditRow
 from ampscope.trace.schema.enums import (
     COLLECTIVE_LIBRARIES,
     ENTRY_NODES,
@@ -38,6 +37,8 @@ from ampscope.trace.schema.rows import (
     BLOCK_FALLS,
     TOP_VALUES,
     UNMEASURED,
+    AuditOpRow,
+    AuditRow,
     EdgeRow,
     EventRow,
     FindingRow,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ampscope.trace.files.folder_lock import is_locked
 from ampscope.trace.files.layout import rank_folder, ranks
-from ampscope.trace.remote.location import BucketPath, location
+from ampscope.trace.location import BucketPath, location
 from ampscope.trace.schema import MANIFEST
 
 #: The variable that names the folder of all spools.

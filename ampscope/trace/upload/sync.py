@@ -1,4 +1,4 @@
-"""One look at a spool: what of it goes into the store now, what leaves it, and what in the store is of no use."""
+"""A look at a spool sends what there is and frees room; what a process that died has left is sent likewise."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampscope.errors import RunUnreachable
-from ampscope.trace.files.layout import TEMPORARY_SUFFIX, rank_folder
+from ampscope.errors import AmpscopeError, RunError, RunUnreachable
+from ampscope.trace.files.folder_lock import FolderLock
+from ampscope.trace.files.layout import TEMPORARY_SUFFIX, rank_folder, ranks, table_folder
+from ampscope.trace.location import BucketPath
 from ampscope.trace.manifest import Manifest, read_manifest
-from ampscope.trace.remote.location import BucketPath
-from ampscope.trace.schema import MANIFEST
-from ampscope.trace.upload import plan
-from ampscope.trace.upload.bucket import Bucket
+from ampscope.trace.object_store import Store, new_store
+from ampscope.trace.schema import MANIFEST, Table
+from ampscope.trace.upload import spool, store_contents
+from ampscope.trace.upload.store_contents import Bucket
 from ampscope.trace.write.disk_budget import holds_replay
+from ampscope.trace.write.sealing import seal, sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +86,14 @@ class SpoolSync:
         if not is_last:
             self._mark()
         here = self._files()
-        for name in plan.to_send(here, bucket.there):
+        for name in store_contents.to_send(here, bucket.there):
             self._send(name)
         self._send_journals(is_last=is_last)
         self._clear_store(age=0.0 if is_last else self._pace.leftovers)
         self._send_manifest()  # after the rows: it may say that the run is closed
         if is_last:
             bucket.unmark()
-        for name in plan.to_release(here, bucket.there):
+        for name in store_contents.to_release(here, bucket.there):
             (rank_folder(self._folder, self._rank) / name).unlink(missing_ok=True)
         return not self.left()
 
@@ -131,7 +134,7 @@ class SpoolSync:
         self._go_on()
         file = rank_folder(self._folder, self._rank) / name
         try:
-            self._bucket.send(file, name, holds_replay=plan.is_bulk(name) and holds_replay(file))
+            self._bucket.send(file, name, holds_replay=store_contents.is_bulk(name) and holds_replay(file))
         except FileNotFoundError:  # merged into another, or dropped, since it was listed
             return
         self.arrived += 1
@@ -139,7 +142,7 @@ class SpoolSync:
     def _send_journals(self, *, is_last: bool) -> None:
         now = time.monotonic()
         here = self._files()
-        for name in plan.open_journals(here):
+        for name in store_contents.open_journals(here):
             size, at = self._journals.get(name, (-1, -float("inf")))
             due = max(self._pace.journal, here[name] / self._pace.bytes_a_second)
             if here[name] != size and (is_last or now - at >= due):
@@ -149,15 +152,15 @@ class SpoolSync:
     def _clear_store(self, *, age: float) -> None:
         """Delete what another part stands for, once nobody is about to read it, and what is over the budget."""
         bucket, since, now = self._bucket, self._useless, time.monotonic()
-        useless = plan.useless(bucket.there)
-        useless |= plan.dropped_journals(self._journals.keys() & bucket.there.keys(), self._files())
+        useless = store_contents.useless(bucket.there)
+        useless |= store_contents.dropped_journals(self._journals.keys() & bucket.there.keys(), self._files())
         for name in list(since):
             if name not in useless:
                 del since[name]
         for name in useless:
             if now - since.setdefault(name, now) >= age:
                 self._delete(name)
-        for name in list(plan.over_budget(bucket.there, bucket.held.values(), self._budget)):
+        for name in list(store_contents.over_budget(bucket.there, bucket.held.values(), self._budget)):
             self._delete(name)
             (rank_folder(self._folder, self._rank) / name).unlink(missing_ok=True)
             if not self._was_dropped:
@@ -197,7 +200,7 @@ class SpoolSync:
 
     def conflicts(self) -> list[str]:
         """Files of which the store holds others under the same names; told once."""
-        found = plan.conflicting(self._files(), self._bucket.there)
+        found = store_contents.conflicting(self._files(), self._bucket.there)
         if found and not self._was_in_conflict:
             self._was_in_conflict = True
             self._tell(
@@ -210,3 +213,66 @@ class SpoolSync:
 def _newest(manifest: Manifest) -> float:
     """When the last segment began, unix time."""
     return max((segment.started for segment in manifest.segments), default=0.0)
+
+
+#: As much as the store may take: what is left over was kept within the run's own budget.
+_NO_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The result of sending what was left in a spool."""
+
+    spool: Path
+    home: BucketPath
+    files: int  #: that were sent
+    left: int  #: that were not
+    why: str = ""  #: they were not
+
+
+def send_left(
+    folder: Path, tell: Callable[[str], None], *, opened: Callable[[BucketPath], Store] | None = None
+) -> Sent:
+    """Seal what is left in a spool, send it, and take away what has arrived.
+
+    Args:
+        folder: The spool.
+        tell: Takes a line for the user.
+        opened: Opens the store of a run.
+
+    Raises:
+        AmpscopeError: it is no spool, or a process is writing it.
+        OSError: it cannot be read.
+    """
+    home = spool.home_of(folder)
+    if home is None:
+        raise AmpscopeError(f"{folder} is no spool: ampscope.watch names it when something could not be sent.")
+    files = left = 0
+    why = ""
+    for rank in ranks(folder):
+        lock = _locked(folder, rank)
+        try:
+            for journal in [path for table in Table for path in sweep(table_folder(folder, rank, table))]:
+                seal(journal)
+            store = opened or (lambda home: new_store(home.scheme))
+            bucket = Bucket(home, rank, lambda: store(home))  # noqa: B023  # it is called in this round
+            sync = SpoolSync(folder, bucket, rank, budget=_NO_LIMIT, tell=tell, joined=False, pace=Pace())
+            try:
+                whole = sync.look(is_last=True)
+            except RunError as error:
+                whole, why = False, str(error)
+            files += sync.arrived
+            left += len(sync.left())
+            why = why or "; ".join(sync.conflicts()[:1])
+            if whole:
+                spool.clear(folder, rank)
+        finally:
+            lock.release()
+    return Sent(folder, home, files, left, why)
+
+
+def _locked(folder: Path, rank: int) -> FolderLock:
+    try:
+        return FolderLock(rank_folder(folder, rank))
+    except BlockingIOError:
+        raise AmpscopeError(f"{folder} is being written: what is in it is sent while its training goes on.") from None

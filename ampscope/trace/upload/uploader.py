@@ -1,19 +1,47 @@
-"""The thread that copies a spool into the object store, and takes from the spool what has arrived."""
+"""A thread copies a spool into the object store, tries again after longer waits, and ends before the process does."""
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from ampscope.errors import RunError
-from ampscope.trace.remote.location import BucketPath
-from ampscope.trace.remote.store import Store, new_store
+from ampscope.trace.location import BucketPath
+from ampscope.trace.object_store import Store, new_store
 from ampscope.trace.upload import spool
-from ampscope.trace.upload.backoff import Backoff
-from ampscope.trace.upload.bucket import Bucket
+from ampscope.trace.upload.store_contents import Bucket
 from ampscope.trace.upload.sync import Pace, SpoolSync
+
+
+class Backoff:
+    """Exponential back-off with full jitter.
+
+    Args:
+        first: Seconds after the first failure, at most.
+        most: Seconds after any.
+        chance: A source of random numbers of its own; the training's are never drawn from.
+    """
+
+    def __init__(self, first: float = 1.0, most: float = 60.0, chance: random.Random | None = None) -> None:
+        self._first = first
+        self._most = most
+        self._chance = chance or random.Random()  # no secret
+        self.failures = 0  #: one after another
+
+    def worked(self) -> None:
+        """The last try did what it should."""
+        self.failures = 0
+
+    def failed(self) -> float:
+        """Counts a failure; returns the seconds to wait, between half of what is due and all of it."""
+        due = min(self._first * 2.0 ** min(self.failures, 32), self._most)
+        self.failures += 1
+        return due * self._chance.uniform(0.5, 1.0)
+
 
 #: Failures, one after another, through which a store is kept open.
 _TRIES = 4
@@ -137,3 +165,16 @@ class Uploader:
 
 def _sentence(error: Exception) -> str:
     return f"{str(error).rstrip('. ')}."
+
+
+_known: set[Callable[[], None]] = set()
+
+
+def before_exit(call: Callable[[], None]) -> None:
+    """Call it when the main thread is over, once however often this is said; where Python has no such moment, not."""
+    register = getattr(threading, "_register_atexit", None)
+    if register is None or call in _known:
+        return
+    _known.add(call)
+    with suppress(RuntimeError):  # the process is ending already
+        register(call)

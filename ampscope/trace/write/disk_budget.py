@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ampscope.trace.files.durable import remove
 from ampscope.trace.files.layout import list_table, rank_folder, span_of, table_folder
+from ampscope.trace.files.whole_files import remove
 from ampscope.trace.schema import BULK_TABLES, Source, Table
-from ampscope.trace.write.merging import thin
+from ampscope.trace.write.sealing import thin
 from ampscope.trace.write.thinning import THINNED_TABLES, WINDOWS
 
 #: What the rows of a run take, beside its bulk tables, before the old ones are thinned: some nine million steps.

@@ -17,7 +17,7 @@ from ampscope.errors import RunDamaged, RunNotFound
 from ampscope.trace.files.arrow_arrays import numbers_in
 from ampscope.trace.files.journal import read_journal
 from ampscope.trace.files.layout import list_table, table_folder
-from ampscope.trace.files.regular_file import open_regular
+from ampscope.trace.files.whole_files import open_regular
 from ampscope.trace.manifest import read_manifest
 from ampscope.trace.schema import EventKind, Table
 

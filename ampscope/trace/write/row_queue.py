@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ampscope.trace.files.column_block import ColumnBlock
+from ampscope.trace.files.arrow_arrays import ColumnBlock
 from ampscope.trace.schema import BULK_TABLES, Row, Table
 
 #: Rows in one round of the journal thread, so that converting them takes little memory.

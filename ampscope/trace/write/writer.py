@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ampscope.errors import RunNotFound
-from ampscope.trace.files.column_block import ColumnBlock
+from ampscope.trace.files.arrow_arrays import ColumnBlock
 from ampscope.trace.files.folder_lock import FolderLock
 from ampscope.trace.files.layout import rank_folder, table_folder
 from ampscope.trace.files.recording_end import EndNote
@@ -26,12 +26,10 @@ from ampscope.trace.manifest import (
     write_manifest,
 )
 from ampscope.trace.schema import Row, Table
-from ampscope.trace.write.journal_thread import AT_ONCE, JournalThread, SealAt
-from ampscope.trace.write.notices import Notices
 from ampscope.trace.write.resume import resume_point
 from ampscope.trace.write.row_queue import RowQueue
-from ampscope.trace.write.seal_thread import SealThread
 from ampscope.trace.write.sealing import sweep
+from ampscope.trace.write.writing_threads import AT_ONCE, JournalThread, Notices, SealAt, SealThread
 
 
 class Follower(Protocol):

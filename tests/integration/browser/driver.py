@@ -17,11 +17,11 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from state import pages
+import state
 from tests.support.paths import ROOT
 
 #: Below the app's address.
-PAGES = tuple(page.url_path for page in pages.Page)
+PAGES = tuple(page.url_path for page in state.Page)
 _START_S = 60
 #: How long a busy machine may take to draw a page, beside a training too.
 PATIENCE_MS = 90_000

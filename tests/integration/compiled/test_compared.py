@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import ampscope
+from ampscope.analysis.replay.compare.compare_results import Kind, Likeness
 from ampscope.analysis.replay.compare.comparison import compare
-from ampscope.analysis.replay.compare.results import Kind, Likeness
 from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mlp
 
 pytestmark = [

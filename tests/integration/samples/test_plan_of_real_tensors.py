@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.analysis.numerics.rounding import FORMATS
 from ampscope.analysis.precision.plan import Plan, plan
 from ampscope.analysis.precision.plan_modules import MX, NAMES, SCALED, FormatLoss
+from ampscope.analysis.rounding import FORMATS
 from ampscope.trace.schema import BLOCK, Source
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.counted import statistics_of

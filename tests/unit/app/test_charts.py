@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ampscope import open_run
-from ampscope.analysis.numerics.arrays import Curve
+from ampscope.analysis.arrays import Curve
 from ampscope.analysis.overview.overview import Overview, overview
-from ampscope.report.figures.over_steps import timeline_stack
 from ampscope.report.figures.stack import Stack, measure_panel
+from ampscope.report.figures.step_figures import timeline_stack
 from ampscope.report.html.markup import as_html, as_label, as_source
 from ampscope.report.safe_text import short
 from tests.support.paths import APP
@@ -30,7 +30,7 @@ def lanes_of(figure: Any) -> list[str]:
 
 
 def test_a_loss_that_is_not_finite_is_marked_at_the_top_edge(tmp_path: Path) -> None:
-    from charts.stack import TOP, stack_figure
+    from charts import TOP, stack_figure
 
     seen = overview(open_run(overflow(tmp_path / "run").close()))
     figure = stack_figure(timeline_stack(seen, [OVERFLOW, CALIBRATION, CLIPPED]))
@@ -40,7 +40,7 @@ def test_a_loss_that_is_not_finite_is_marked_at_the_top_edge(tmp_path: Path) -> 
 
 
 def test_thousands_are_separated_on_every_axis(tmp_path: Path) -> None:
-    from charts.stack import stack_figure
+    from charts import stack_figure
 
     figure = stack_figure(timeline_stack(overview(open_run(overflow(tmp_path / "run").close())), []))
     told = [axis for axis in figure.select_yaxes() if axis.nticks]
@@ -50,7 +50,7 @@ def test_thousands_are_separated_on_every_axis(tmp_path: Path) -> None:
 
 
 def test_a_rate_is_written_as_other_numbers() -> None:
-    from charts.stack import stack_figure
+    from charts import stack_figure
 
     def format_of(*rates: float) -> str:
         panel = measure_panel(Curve(steps=(0, 1), values=rates), "learning rate", "")
@@ -62,14 +62,14 @@ def test_a_rate_is_written_as_other_numbers() -> None:
 
 
 def test_a_timeline_of_nan_alone_can_be_drawn() -> None:
-    from charts.stack import stack_figure
+    from charts import stack_figure
 
     nan = Curve(nonfinite=(0, 1), nonfinite_count=2)
     assert stack_figure(timeline_stack(Overview(steps=2, loss=nan, grad_norm=nan, log2_scale=nan), [])).to_json()
 
 
 def test_panels_without_a_measurement_are_left_out() -> None:
-    from charts.stack import stack_figure
+    from charts import stack_figure
 
     figure = stack_figure(timeline_stack(Overview(steps=1, loss=Curve(steps=(0,), values=(1.0,))), []))
     assert [note.text for note in figure.layout.annotations] == ["loss"]
@@ -77,7 +77,7 @@ def test_panels_without_a_measurement_are_left_out() -> None:
 
 @pytest.mark.parametrize("values", [(0.0, 0.0), (5.0, 5.0), (-3.0, 1e30), (1e-30, 1e30), (0.0, 1.0)])
 def test_a_measure_of_any_extent_has_a_finite_axis(values: tuple[float, ...]) -> None:
-    from charts.stack import stack_figure
+    from charts import stack_figure
 
     for log in (False, True):
         panel = measure_panel(Curve(steps=(0, 1), values=values), "loss", "", log=log)
@@ -89,7 +89,7 @@ def test_a_measure_of_any_extent_has_a_finite_axis(values: tuple[float, ...]) ->
 
 @pytest.mark.parametrize("extent", [(0.29, 0.31), (1.0, 1.0001), (0.1, 0.9), (3.0, 4e9), (1e-40, 1e30)])
 def test_a_logarithmic_axis_has_labels_inside(extent: tuple[float, float]) -> None:
-    from charts.stack import stack_figure
+    from charts import stack_figure
 
     panel = measure_panel(Curve(steps=(0, 1), values=extent), "gradient norm", "", log=True)
     figure = stack_figure(Stack(label="", panels=(panel,)))

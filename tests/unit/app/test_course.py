@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ampscope.analysis.numerics.arrays import Curve
-from ampscope.report.figures.course import Cone, CourseFigure, End
+from ampscope.analysis.arrays import Curve
+from ampscope.report.figures.course_figure import Cone, CourseFigure, End
 from tests.support.paths import APP
 
 pytest.importorskip("plotly", reason="needs the app's extra: pip install 'ampscope[app]'")
@@ -19,7 +19,7 @@ def _app_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drawn(**changes: Any) -> Any:
-    from charts.course import course_chart
+    from charts import course_chart
 
     facts: dict[str, Any] = {
         "label": "",

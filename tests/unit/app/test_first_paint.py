@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("streamlit", reason="needs the app's packages")
 
 from first_paint import preloads
-from no_delay import send_at_once
+from server_settings import send_at_once
 
 
 def names(links: str) -> set[str]:

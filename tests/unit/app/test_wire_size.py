@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from state.pages import Page
+from state import Page
 from tests.support.page_reading import Show, Shown
 from tests.support.paths import ROOT
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.cli import compact as verb
+from ampscope.cli import storage_verbs as verb
 from tests.support.command import Command
 from tests.support.stores.buckets import memory_bucket, objects, put_run
 from tests.support.trace_builder import TraceBuilder
-from tests.unit.trace.compact.many_parts import files_of, many_parts, what_is_read
+from tests.unit.trace.many_parts import files_of, many_parts, what_is_read
 
 
 def test_runs_below_a_folder(ampscope: Command, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ampscope.capture.torch_support import process_group
-from ampscope.integrations import _run_folder
-from ampscope.integrations._run_folder import run_folder
+from ampscope.integrations import _framework_run
+from ampscope.integrations._framework_run import run_folder
 from ampscope.trace.manifest import Manifest, write_manifest
 
 
@@ -39,5 +39,5 @@ def test_ranks_of_one_job_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             assert run_folder(tmp_path).name == expected, "the rank that was faster has begun already"
             if not (tmp_path / expected).exists():
                 begin(tmp_path / expected)
-            _run_folder._begun[tmp_path] -= 1  # the other rank has its own count
-        _run_folder._begun[tmp_path] += 1
+            _framework_run._begun[tmp_path] -= 1  # the other rank has its own count
+        _framework_run._begun[tmp_path] += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ampscope.integrations._verdict_line import verdict_line
+from ampscope.integrations._framework_run import verdict_line
 from tests.support.training.training_loop import TrainingLoop
 
 

@@ -15,7 +15,7 @@ from ampscope.analysis.diagnosis.gate import Check, Gate, Limit, Outcome, gate
 from ampscope.analysis.diagnosis.gate_limits import Limits
 from ampscope.analysis.results import SourceLine
 from ampscope.report.ci import as_annotations, as_junit, as_markdown, as_sarif, uri
-from ampscope.report.terminal.gate_text import as_text
+from ampscope.report.terminal.verdict_text import gate_text
 from ampscope.trace.read.run import open_run
 from tests.support.command import Command
 from tests.support.paths import SAMPLES
@@ -130,8 +130,8 @@ class TestMarkdown:
 
 
 def test_the_terminal_tells_what_was_not_kept_only() -> None:
-    assert "as it is" in printed(as_text(_gate(Outcome.FAILED)))
-    assert "as it is" not in printed(as_text(_gate(Outcome.PASSED)))
+    assert "as it is" in printed(gate_text(_gate(Outcome.FAILED)))
+    assert "as it is" not in printed(gate_text(_gate(Outcome.PASSED)))
 
 
 class TestTheVerb:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ampscope.analysis.results import MadeCure
-from ampscope.report.html.parts.card import healed_html
+from ampscope.report.diagnosis_words import cure_in_words
+from ampscope.report.html.cards import healed_html
 from ampscope.report.terminal.diagnosis_text import as_text
-from ampscope.report.wording.diagnosis_words import cure_in_words
 from tests.support.printed import printed
 from tests.support.verdicts.by_hand import BROKEN
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from ampscope.cli.programs.schema import RESULTS
+from ampscope.cli.program_verbs import RESULTS
 from ampscope.report.json import schema_of
 from tests.support.command import Command
 from tests.support.paths import SAMPLES

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ampscope.analysis.results import Incident, Tried
-from ampscope.report.wording.diagnosis_words import number_line
+from ampscope.report.diagnosis_words import number_line
 from ampscope.trace.schema import Change, Trial
 from ampscope.trace.vocabulary import Cause
 from tests.support.verdicts.by_hand import CLIPPED, OVERFLOW, PRODUCT, QUERY

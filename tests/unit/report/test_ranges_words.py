@@ -10,7 +10,7 @@ import pytest
 
 from ampscope import open_run
 from ampscope.analysis.precision.ranges.ranges import Ranges, ranges
-from ampscope.report.wording.ranges_words import closest_sentence, place_words, sampled_sentence
+from ampscope.report.precision_words import closest_sentence, place_words, sampled_sentence
 from ampscope.trace.schema import Node, Phase, ReplayStatus, Source
 from tests.support.verdicts.growing import growing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from ampscope.trace.schema.field_comments import field_comments
+from ampscope.trace.schema.tables import field_comments
 
 
 class Row(NamedTuple):

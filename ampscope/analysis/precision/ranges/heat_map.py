@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
+from ampscope.analysis.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.precision.ranges.measured import NEAR_BITS, MeasuredPlace, MeasuredRun
 from ampscope.analysis.precision.ranges.places import Group, Stretch
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray, joined
+from ampscope.analysis.arrays import BoolArray, Columns, FloatArray, IntArray, joined
 from ampscope.analysis.precision.ranges.places import Place, Sampled, Stretch, numbered, place_of
 from ampscope.analysis.tables.lazy_tables import Lazy, group_columns, rank_table
 from ampscope.forecast import Point

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from ampscope.analysis.origin.op_facts import LOGARITHMS, Executed, divides
-from ampscope.analysis.origin.step_graph import Sites, StepGraph
-from ampscope.analysis.overview.ranks.world import sampled_rank, world_of
+from ampscope.analysis.op_facts import LOGARITHMS, Executed, divides
+from ampscope.analysis.overview.bad_steps import sampled_rank, world_of
 from ampscope.analysis.precision.ranges.magnitudes import Cells, Magnitudes, magnitudes
 from ampscope.analysis.precision.ranges.places import Place, Sampled, place_of, sampled_steps
+from ampscope.analysis.step_graph import Sites, StepGraph
 from ampscope.analysis.tables.lazy_tables import collect_groups, rank_table
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.forecast import Forecast, Point, bits_per_step, forecast_overflow

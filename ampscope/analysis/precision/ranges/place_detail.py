@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, Columns, Curve, make_curve
+from ampscope.analysis.arrays import BoolArray, Columns, Curve, make_curve
 from ampscope.analysis.precision.ranges.magnitudes import FEW, Course, course_of, course_rows
 from ampscope.analysis.precision.ranges.measured import MeasuredPlace, MeasuredRun
 from ampscope.analysis.precision.ranges.places import Place, Sampled, place_of, sampled_steps

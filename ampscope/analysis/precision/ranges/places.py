@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 
-from ampscope.analysis.numerics.arrays import IntArray
-from ampscope.analysis.numerics.rounding import plain
-from ampscope.analysis.origin.step_graph import public_phase, source_line
+from ampscope.analysis.arrays import IntArray
 from ampscope.analysis.results import SourceLine
+from ampscope.analysis.rounding import plain
+from ampscope.analysis.step_graph import public_phase, source_line
 from ampscope.analysis.tables.traced_steps import traced_rows
 from ampscope.provenance import large_values
 from ampscope.trace.dtypes import FINFO, PARTS, FloatInfo
-from ampscope.trace.json_columns import details
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Node, Phase, ReplayStatus, SiteRow, Source, Table, execution_of, source_of
+from ampscope.trace.schema.tables import details
 
 
 class Group(StrEnum):

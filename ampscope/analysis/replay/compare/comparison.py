@@ -9,9 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from ampscope.analysis.diagnosis.diagnosis import judged
-from ampscope.analysis.replay.compare.groups import divergence
-from ampscope.analysis.replay.compare.pair_of_steps import pair_of
-from ampscope.analysis.replay.compare.results import (
+from ampscope.analysis.replay.compare.compare_results import (
     Comparison,
     Difference,
     Divergence,
@@ -20,6 +18,8 @@ from ampscope.analysis.replay.compare.results import (
     Side,
     parted_in_words,
 )
+from ampscope.analysis.replay.compare.groups import divergence
+from ampscope.analysis.replay.compare.pair_of_steps import pair_of
 from ampscope.analysis.replay.compare.roots import Expected, curve_tolerance, replay_noise, walk
 from ampscope.analysis.replay.compare.sides import (
     Opened,

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ampscope.analysis.numerics.arrays import IntArray
-from ampscope.analysis.origin.step_graph import source_line
+from ampscope.analysis.arrays import IntArray
+from ampscope.analysis.replay.compare.compare_results import Difference, Divergence, Kind
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair
-from ampscope.analysis.replay.compare.results import Difference, Divergence, Kind
 from ampscope.analysis.replay.compare.roots import Root, Walked
 from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.results import SourceLine
+from ampscope.analysis.step_graph import source_line
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, SiteRow
 
 #: How much a change of the program matters; of several the earlier one matters more, by up to `_EARLY`.

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ampscope.analysis.numerics.arrays import BoolArray, FloatArray, IntArray
-from ampscope.analysis.numerics.rounding import plain, ran_in
-from ampscope.analysis.replay.compare.results import Kind
+from ampscope.analysis.arrays import BoolArray, FloatArray, IntArray
+from ampscope.analysis.replay.compare.compare_results import Kind
 from ampscope.analysis.replay.pairing import OpPairs, pair_ops, producers
 from ampscope.analysis.replay.recording import Recording
+from ampscope.analysis.rounding import plain, ran_in
 from ampscope.analysis.words import number
-from ampscope.trace.json_columns import details
 from ampscope.trace.schema import Cast, Node, SiteRow
+from ampscope.trace.schema.tables import details
 
 #: What becomes of the sums of two operands, or of a norm, is measured by what went in: it may cancel.
 _ADDING = frozenset(

@@ -10,11 +10,11 @@ from itertools import chain, repeat
 
 import numpy as np
 
-from ampscope.analysis.numerics.rounding import plain
+from ampscope.analysis.replay.compare.compare_results import Kind
 from ampscope.analysis.replay.compare.pair_of_steps import Change, Kinds, StepPair, elements, pair_of, site_changes
-from ampscope.analysis.replay.compare.results import Kind
 from ampscope.analysis.replay.compare.sides import Opened
 from ampscope.analysis.replay.recording import Recording, recording
+from ampscope.analysis.rounding import plain
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
 from ampscope.trace.dtypes import FINFO, PARTS
 from ampscope.trace.schema import SiteRow, Source

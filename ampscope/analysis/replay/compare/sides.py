@@ -16,8 +16,8 @@ from ampscope.analysis.tables.lazy_tables import collect, collect_groups, first_
 from ampscope.analysis.tables.step_history import step_optimizers
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
 from ampscope.errors import AmpscopeError, RunNotFound
+from ampscope.trace.location import location
 from ampscope.trace.read.run import Run, open_run
-from ampscope.trace.remote.location import location
 from ampscope.trace.schema import SINK_NODES, Source, Table, execution_of
 
 #: ``RUN``, ``RUN@STEP``, ``RUN@STEP:RANK`` or ``RUN@:RANK``.

@@ -9,9 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
+from ampscope.analysis.replay.compare.compare_results import Difference, Kind, ops_listed, places
 from ampscope.analysis.replay.compare.groups import NODES, STRUCTURE, Group, Places
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair
-from ampscope.analysis.replay.compare.results import Difference, Kind, ops_listed, places
 from ampscope.analysis.replay.compare.roots import Root, Walked
 from ampscope.analysis.words import counted, op_in_words
 from ampscope.trace.schema import Cast, Phase

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ampscope.analysis.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.causes.catalogue import item_in_words
-from ampscope.analysis.numerics.arrays import BoolArray, Columns, FloatArray, IntArray
-from ampscope.analysis.replay.compare.results import Difference, Kind, numbers
+from ampscope.analysis.replay.compare.compare_results import Difference, Kind, numbers
 from ampscope.analysis.replay.compare.sides import Opened
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.tables.step_history import in_order, steps_of

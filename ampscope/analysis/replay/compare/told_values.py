@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ampscope.analysis.origin.step_graph import source_line
+from ampscope.analysis.replay.compare.compare_results import LISTED, Difference, Kind, numbers, place, places
 from ampscope.analysis.replay.compare.groups import Places, sources
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair, elements
-from ampscope.analysis.replay.compare.results import LISTED, Difference, Kind, numbers, place, places
 from ampscope.analysis.replay.compare.roots import Root, Walked
+from ampscope.analysis.step_graph import source_line
 from ampscope.analysis.words import counted, listed, number, op_in_words
 from ampscope.trace.schema import Node
 

@@ -1,1 +1,52 @@
-"""Shows the foot of every figure: its range of steps where it has one, and buttons to save it."""
+"""The foot of a figure: saving it as a picture; over steps also its range, a crosshair and a name for who listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import streamlit as st
+
+_HERE = Path(__file__).parent
+#: What follows uses what stands before it: the browser gets one script.
+_SCRIPTS = ("shapes", "picture", "steps", "foot")
+_FOOT = st.components.v2.component(
+    "ampscope.figure_foot",
+    html='<div class="foot"></div>',
+    css=(_HERE / "figure_foot.css").read_text("utf-8"),
+    js="\n".join((_HERE / f"{name}.js").read_text("utf-8") for name in _SCRIPTS),
+)
+#: Pixels; it has them before its script has run.
+_HEIGHT = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureFoot:
+    """The foot of a figure, and the words that a picture of the figure says beside it."""
+
+    figure: str  #: the figure's key; what is saved is in the container ``figure-`` and that
+    title: str  #: stands above it in a picture, and in the buttons' names
+    under: str  #: whose figure it is
+    label: str  #: what it shows, for those who do not see it
+    name: str  #: of the file it is saved in, without its ending
+    steps: bool = False  #: whether it is a Plotly figure over steps
+    range: str = ""  #: the steps in sight, in words; empty for all
+    clickable: bool = False  #: whether its marks can be clicked
+
+
+def figure_foot(foot: FigureFoot, on_range: Callable[[str], None]) -> None:
+    """The foot; ``on_range`` is called before the page is drawn again.
+
+    Args:
+        foot: What it says.
+        on_range: Gets the two ends of what a zoom has left in sight, or ``all``.
+    """
+    key = f"{foot.figure}-foot"
+
+    def chosen() -> None:
+        state = st.session_state.get(key)
+        if told := state.get("range") if state else None:
+            on_range(str(told))
+
+    _FOOT(key=key, data=asdict(foot), height=_HEIGHT, on_range_change=chosen)

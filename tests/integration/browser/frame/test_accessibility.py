@@ -12,7 +12,7 @@ pytest.importorskip("playwright", reason="needs the dev extra: pip install 'amps
 
 from playwright.sync_api import Browser, Page
 
-from state.pages import Page as Place
+from state import Page as Place
 from tests.integration.browser.driver import each_tab, goto
 from tests.integration.browser.watched import Watched
 from tests.support.paths import ROOT

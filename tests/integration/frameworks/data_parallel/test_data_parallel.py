@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 
 import ampscope  # noqa: E402  # after the check that torch is there
 from ampscope import provenance  # noqa: E402
-from ampscope.trace.json_columns import details  # noqa: E402
 from ampscope.trace.read.run import Run  # noqa: E402
 from ampscope.trace.schema import IncidentRow, Node, Phase, ReplayStatus, Table  # noqa: E402
+from ampscope.trace.schema.tables import details  # noqa: E402
 from tests.integration.frameworks.data_parallel.settings import BAD, SETTINGS  # noqa: E402
 from tests.support.torchrun import torchrun  # noqa: E402
 

@@ -11,7 +11,7 @@ import ampscope
 from ampscope import provenance
 from ampscope.analysis.causes.outside import FromOthers
 from ampscope.analysis.causes.recognition import Recognised, recognise
-from ampscope.analysis.origin.step_graph import Sites, StepGraph
+from ampscope.analysis.step_graph import Sites, StepGraph
 from ampscope.trace.schema import COLLECTIVE_LIBRARIES, EventKind, Phase, ReplayStatus, SiteRow, Table
 from ampscope.trace.vocabulary import Cause
 from tests.integration.frameworks.sharded.explicit import BAD_RANK, BAD_STEP, BATCH, WIDTH

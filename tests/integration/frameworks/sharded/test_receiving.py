@@ -10,7 +10,7 @@ import pytest
 import ampscope
 from ampscope import provenance
 from ampscope.analysis.causes.recognition import recognise
-from ampscope.analysis.origin.step_graph import Sites, StepGraph
+from ampscope.analysis.step_graph import Sites, StepGraph
 from ampscope.trace.schema import EventKind, IncidentRow, ReplayStatus, Table, Trial
 from ampscope.trace.vocabulary import Cause, Verdict
 from tests.integration.frameworks.sharded.receiving import BAD_RANK, BAD_STEP, EXCHANGES

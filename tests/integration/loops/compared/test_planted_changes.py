@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from ampscope.analysis.replay.compare.compare_results import Kind, Likeness
 from ampscope.analysis.replay.compare.comparison import compare
-from ampscope.analysis.replay.compare.results import Kind, Likeness
 from tests.integration.loops.compared.trainings import Plan, train
 
 Trained = Callable[[Plan], Path]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ampscope
+from ampscope.analysis.replay.compare.compare_results import Kind, Likeness
 from ampscope.analysis.replay.compare.comparison import compare
-from ampscope.analysis.replay.compare.results import Kind, Likeness
 
 WIDTH, LENGTH, BATCH, CLASSES = 32, 12, 8, 5
 

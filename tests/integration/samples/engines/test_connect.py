@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from ampscope.analysis.diagnosis.fleet import Diagnosed, fleet
-from ampscope.analysis.overview.ranks.ranks import ranks_at_a_glance
+from ampscope.analysis.overview.rank_lives import ranks_at_a_glance
 from ampscope.analysis.precision.ranges.ranges import ranges
 from ampscope.analysis.scale.scale_history import scale_history
 from ampscope.analysis.tables.lazy_tables import collect
 from ampscope.errors import EngineError
-from ampscope.trace.fleet.runs_below import runs_below
+from ampscope.trace.read.find import runs_below
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.schema import GROWING_TABLES, Table
 from tests.integration.samples.engines.recorded_runs import hard_run

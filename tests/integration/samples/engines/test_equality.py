@@ -11,7 +11,7 @@ import pytest
 
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.overview.overview import overview
-from ampscope.analysis.overview.ranks.ranks import ranks_at_a_glance
+from ampscope.analysis.overview.rank_lives import ranks_at_a_glance
 from ampscope.analysis.overview.run_list import pulse
 from ampscope.analysis.overview.search import search
 from ampscope.analysis.precision.over_steps import precision_over_steps

@@ -15,9 +15,9 @@ from ampscope.analysis.diagnosis.fleet import Diagnosed, fleet
 from ampscope.analysis.diagnosis.fleet_results import Fleet
 from ampscope.analysis.diagnosis.fleet_steps import step_sums
 from ampscope.trace.files.journal import to_batch
-from ampscope.trace.fleet.fleet_tables import FleetTables
-from ampscope.trace.fleet.runs_below import runs_below
-from ampscope.trace.read.engines.engine import Pieces
+from ampscope.trace.fleet_tables import FleetTables
+from ampscope.trace.read.duckdb_engine import Pieces
+from ampscope.trace.read.find import runs_below
 from ampscope.trace.read.part_columns import of_rank
 from ampscope.trace.schema import EventKind, EventRow, Table
 from tests.integration.samples.engines.recorded_runs import RANKS, STEPS, hard_run
@@ -88,7 +88,7 @@ def test_of_rows_that_come_in_pieces_none_is_lost_behind_an_empty_one(spark: Any
     written = to_batch(Table.EVENTS, [EventRow(0, 0, 0.0, EventKind.NOTE, "")])
     row = of_rank(pa.Table.from_batches([written]), 0)
     rows = pa.concat_tables([row, row.slice(0, 0), row, row.slice(0, 0), row.slice(0, 0), row])
-    from ampscope.trace.read.engines.spark_tables import SparkTables  # loads pyspark, which may not be there
+    from ampscope.trace.read.spark import SparkTables  # loads pyspark, which may not be there
 
     tables = SparkTables(spark)
     assert tables.frame(0, Table.EVENTS, lambda: Pieces({}, rows)).count() == 3
@@ -103,7 +103,7 @@ def test_of_rows_that_come_in_pieces_none_is_lost_behind_an_empty_one(spark: Any
     ],
 )
 def test_a_file_tells_its_run_as_it_was_given(spark: Any, file: str, rank: int, run: str) -> None:
-    from ampscope.trace.read.engines.spark_tables import RANK_OF_PART, RUN_OF_PART
+    from ampscope.trace.read.spark import RANK_OF_PART, RUN_OF_PART
 
     (row,) = (
         spark.sql(f"SELECT named_struct('file_path', '{file}') AS _metadata")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.trace.remote import ranged_file, store
-from ampscope.trace.remote.ranged_file import Blocks
+from ampscope.trace import object_store
+from ampscope.trace.object_store import Blocks
 from ampscope.trace.upload.spool import VARIABLE
 from tests.support.command import Command
 from tests.support.stores.s3_server import S3Server, s3_server
@@ -19,9 +19,9 @@ def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
         for name, value in server.environment().items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv(VARIABLE, str(tmp_path / "spools"))
-        monkeypatch.setattr(store, "_stores", {})
-        monkeypatch.setattr(ranged_file, "_blocks", Blocks())
-        monkeypatch.setattr(store, "_ANSWER_S", 0.3)
+        monkeypatch.setattr(object_store, "_stores", {})
+        monkeypatch.setattr(object_store, "_blocks", Blocks())
+        monkeypatch.setattr(object_store, "_ANSWER_S", 0.3)
         yield server
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from ampscope.trace.location import BucketPath, location
 from ampscope.trace.manifest import Manifest
+from ampscope.trace.object_store import new_store
 from ampscope.trace.read.run import open_run
-from ampscope.trace.remote.location import BucketPath, location
-from ampscope.trace.remote.store import new_store
 from ampscope.trace.schema import Table
 from ampscope.trace.upload.spool import spool_of
 from ampscope.trace.upload.sync import Pace
 from ampscope.trace.upload.uploader import Uploader
-from ampscope.trace.write.journal_thread import SealAt
 from ampscope.trace.write.writer import TraceWriter
+from ampscope.trace.write.writing_threads import SealAt
 from tests.support.stores.s3_server import BUCKET, Fault, S3Server, random_faults
 from tests.support.trace_builder import TraceBuilder
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampscope.trace.remote import store, tree
+from ampscope.trace import object_store
 from tests.support.command import Command
 from tests.support.stores.s3_server import BUCKET, S3Server, client
 from tests.support.verdicts.fleet_builder import Trained, build
@@ -28,8 +28,8 @@ URL = f"s3://{BUCKET}/teams/vision/2026 week+1"
 def folder(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The runs, which are in the bucket as well."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tree, "_trees", type(tree._trees)())  # listings of another test's bucket
-    monkeypatch.setattr(store, "_ANSWER_S", 30.0)  # nothing fails here, and a busy machine takes its time
+    monkeypatch.setattr(object_store, "_trees", type(object_store._trees)())  # listings of another test's bucket
+    monkeypatch.setattr(object_store, "_ANSWER_S", 30.0)  # nothing fails here, and a busy machine takes its time
     folder, sent = build(tmp_path / "fleet", RUNS), client(s3)
     for path in folder.rglob("*"):
         if path.is_file() and not path.name.startswith("."):

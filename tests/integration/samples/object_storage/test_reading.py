@@ -10,8 +10,8 @@ import pytest
 from ampscope.trace.manifest import Manifest
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import OpRow, Table
-from ampscope.trace.write.journal_thread import SealAt
 from ampscope.trace.write.writer import TraceWriter
+from ampscope.trace.write.writing_threads import SealAt
 from tests.support.stores.s3_server import BUCKET, S3Server, client
 from tests.support.trace_builder import TraceBuilder
 

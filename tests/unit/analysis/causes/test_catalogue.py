@@ -66,7 +66,7 @@ def _names(place: str, cause: Cause) -> bool:
 
 def test_what_is_missing_is_noticed() -> None:
     assert not _names("", Cause.LOG_ZERO)
-    assert not _names("analysis.scale.course", Cause.LOG_ZERO)
+    assert not _names("analysis.scale.scaler_course", Cause.LOG_ZERO)
     assert not _is_sentence("The constant None does not fit.")
 
 

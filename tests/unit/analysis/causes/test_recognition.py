@@ -15,7 +15,7 @@ from ampscope.analysis.causes.outside import CameIn, FromOthers
 from ampscope.analysis.causes.overflow import Overflowed
 from ampscope.analysis.causes.recognition import Recognised, first_overflow, recognise
 from ampscope.analysis.causes.underflow import ConstantLost
-from ampscope.analysis.origin.op_facts import Executed
+from ampscope.analysis.op_facts import Executed
 from ampscope.provenance import origins
 from ampscope.trace.schema import Cast, Node, Phase
 from ampscope.trace.vocabulary import Cause

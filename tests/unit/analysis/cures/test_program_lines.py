@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import ampscope
-from ampscope.analysis.cures.program_lines import program_of
+from ampscope.analysis.cures.own_words import program_of
 from ampscope.trace.schema import Change
 from tests.support.primary import primary_incident
 

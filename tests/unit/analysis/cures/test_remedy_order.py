@@ -17,7 +17,7 @@ from ampscope.analysis.causes.overflow import LossGrew
 from ampscope.analysis.cures import trials
 from ampscope.analysis.cures.remedies import remedies, remedies_tried, why_untried
 from ampscope.analysis.results import Cost, FormTried, Remedy, Tried
-from ampscope.report.wording.diagnosis_words import remedy_in_words
+from ampscope.report.diagnosis_words import remedy_in_words
 from ampscope.trace.schema import Change, Form, ReplayStatus, Trial
 from ampscope.trace.vocabulary import Cause
 from tests.support.primary import primary_incident

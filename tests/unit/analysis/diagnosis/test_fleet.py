@@ -11,7 +11,7 @@ import pytest
 from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.diagnosis.fleet import Diagnosed, fleet
 from ampscope.analysis.diagnosis.fleet_results import Fleet, RunVerdict
-from ampscope.trace.fleet.runs_below import runs_below
+from ampscope.trace.read.find import runs_below
 from ampscope.trace.schema import MANIFEST
 from ampscope.trace.vocabulary import Cause, Verdict
 from tests.support.trace_builder import TraceBuilder

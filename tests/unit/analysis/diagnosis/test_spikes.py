@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ampscope import diagnose
-from ampscope.analysis.diagnosis import course
+from ampscope.analysis.diagnosis import around_spikes
 from ampscope.analysis.results import Diagnosis, Incident
 from ampscope.trace.schema import EventKind, Node, Phase, ReplayStatus, Source
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
@@ -98,7 +98,7 @@ def test_a_spike_that_training_did_not_get_over_is_a_warning(
 def test_a_spike_that_training_got_over_is_a_note(
     losses: list[float], options: dict[str, Any], at_once: int, run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(course, "_AT_ONCE", at_once)
+    monkeypatch.setattr(around_spikes, "_AT_ONCE", at_once)
     diagnosis = told(run_folder, losses, **options)
     assert (diagnosis.verdict, diagnosis.primary) == (Verdict.HEALTHY, None)
     (found,) = of_spikes(diagnosis)

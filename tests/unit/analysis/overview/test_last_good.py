@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampscope.analysis.overview.last_good.last_good import MOST_TOLD, last_good
-from ampscope.analysis.overview.last_good.unusual import FIRST, UNUSUAL, how_unusual
+from ampscope.analysis.overview.last_good_step import MOST_TOLD, last_good
+from ampscope.analysis.overview.unusual_moves import FIRST, UNUSUAL, how_unusual
 from ampscope.analysis.results import Incident, LastGood, MoveKind
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import Phase, ReplayStatus, Source, Trigger

@@ -10,7 +10,7 @@ from ampscope import open_run
 from ampscope.analysis.precision import over_steps
 from ampscope.analysis.precision.over_steps import DtypeChange, PrecisionOverSteps, precision_over_steps
 from ampscope.report.figures.precision_bars import dtype_steps
-from ampscope.report.wording.precision_words import over_steps_in_words
+from ampscope.report.precision_words import over_steps_in_words
 from ampscope.trace.schema import Cast, Phase, Source
 from tests.support.trace_builder import TraceBuilder
 

@@ -11,7 +11,7 @@ import pytest
 
 from ampscope import open_run
 from ampscope.analysis.precision.plan import HISTORY, Plan, plan
-from ampscope.report.wording.precision_words import answer, notes, without_code
+from ampscope.report.precision_words import answer, notes, without_code
 from ampscope.trace.schema import Node, Phase, Source
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.counted import statistics_of

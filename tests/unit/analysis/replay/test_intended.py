@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ampscope import open_run
-from ampscope.analysis.origin.step_graph import Sites, StepGraph
 from ampscope.analysis.replay.recording import recording
+from ampscope.analysis.step_graph import Sites, StepGraph
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
 from ampscope.provenance import Harmless, harmless_births, is_deliberate
 from ampscope.trace.read.run import Run

@@ -12,8 +12,8 @@ import pytest
 
 from ampscope import diagnose
 from ampscope.analysis.results import ScaleHealth, ScaleVerdict
-from ampscope.analysis.scale.course import ScalerSettings
 from ampscope.analysis.scale.health import scale_health
+from ampscope.analysis.scale.scaler_course import ScalerSettings
 from ampscope.trace.schema import ReplayStatus, ScalerAction
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 from tests.support.trace_builder import TraceBuilder

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ampscope.analysis.scale.course import LONGEST_CALIBRATION, SkipRun, Skips
+from ampscope.analysis.scale.scaler_course import LONGEST_CALIBRATION, SkipRun, Skips
 from ampscope.analysis.tables.step_history import History
 from ampscope.trace.vocabulary import Cause
 

@@ -107,7 +107,7 @@ def test_it_is_computed_once(show: Show, pair: None, monkeypatch: pytest.MonkeyP
         calls.append(sides)
         return real(*sides)
 
-    monkeypatch.setattr("data.comparisons.comparison", counting)
+    monkeypatch.setattr("data.step_results.comparison", counting)
     shown = show("one", "compare", real=True, b="two")
     once = len(calls)
     shown.test.run()

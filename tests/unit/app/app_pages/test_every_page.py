@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.trace.schema import ScalerAction
-from state.pages import Page
+from state import Page
 from tests.support.page_reading import Show
 from tests.support.scenes import HOSTILE, SCENES
 from tests.support.trace_builder import TraceBuilder

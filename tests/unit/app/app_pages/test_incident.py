@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.analysis.results import Tried
-from ampscope.report.html.parts.incident import replay_table
+from ampscope.report.html.incident_sections import replay_table
 from ampscope.trace.schema import Change, Trial, Trigger
 from tests.support.page_reading import Show
 from tests.support.paths import SAMPLES

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.analysis.overview.overview import Overview
-from ampscope.report.html.parts.card import run_tiles
+from ampscope.report.html.cards import run_tiles
 from ampscope.trace.schema import ScalerAction
 from tests.support.page_reading import Show
 from tests.support.trace_builder import TraceBuilder

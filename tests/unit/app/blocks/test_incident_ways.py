@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from blocks.basics.page_links import Way
-from blocks.verdict import incident_ways
-from blocks.verdict.incident_ways import rank_chips
-from state.pages import Page
+from blocks import verdict
+from blocks.page_links import Way
+from blocks.verdict import rank_chips
+from state import Page
 from tests.support.verdicts.of_scenes import OVERFLOW
 
 
@@ -19,7 +19,7 @@ def way_to(page: Page, **query: object) -> Way:
 
 
 def test_each_rank_that_went_bad_has_a_chip_that_leads_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incident_ways, "way_to", way_to)
+    monkeypatch.setattr(verdict, "way_to", way_to)
     ranked = replace(OVERFLOW, rank=1, also_on=(3,), received_by=(0, 2), world=4)
     assert re.findall(r'rank=(\d)"[^>]*>rank (\d): ([a-z ]+)<', rank_chips(ranked)) == [
         ("1", "1", "failed itself"),

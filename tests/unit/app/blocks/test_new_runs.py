@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import streamlit as st
 
-from blocks.frame import new_runs
+from blocks import other_runs
 
 
 @pytest.mark.parametrize(("now", "drawn"), [({"one": 1}, 0), ({"one": 1, "two": 2}, 1), ({}, 1)])
@@ -17,10 +17,10 @@ def test_the_page_is_drawn_again_when_other_runs_are_there(
     reruns: list[None] = []
 
     def fragment(function: Callable[[], None], run_every: float) -> Callable[[], None]:
-        assert run_every == new_runs.LOOK_EVERY
+        assert run_every == other_runs.LOOK_FOR_RUNS_EVERY
         return function
 
     monkeypatch.setattr(st, "fragment", fragment)
     monkeypatch.setattr(st, "rerun", lambda: reruns.append(None))
-    new_runs.await_runs({"one": 0}, lambda: now)
+    other_runs.await_runs({"one": 0}, lambda: now)
     assert len(reruns) == drawn

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from ampscope.trace.vocabulary import Verdict
-from blocks.frame.tab import tab_icon, tab_of
+from blocks.sidebar import tab_icon, tab_of
 from data.run_snapshot import take_snapshot
 from tests.support.trace_builder import TraceBuilder
 

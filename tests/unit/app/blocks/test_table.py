@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from blocks.basics.page_links import Way
-from blocks.basics.table import folds
-from blocks.components.data_table.data_table import Cell
-from state.pages import Page
+from blocks.components.data_table import Cell
+from blocks.page_links import Way
+from blocks.table import folds
+from state import Page
 from tests.support.page_reading import Show
 from tests.support.trace_builder import TraceBuilder
 
@@ -34,7 +34,7 @@ def test_a_few_are_not_nor_those_that_differ_elsewhere() -> None:
 
 
 def test_a_click_leads_where_the_row_led_though_another_came_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from blocks.basics import table as module
+    from blocks import table as module
 
     clicks: list[Any] = []
     led: list[Way] = []

@@ -39,7 +39,7 @@ def drawn(folder: Path) -> Timeline:
 
 
 def test_what_is_packed_can_be_read_again(tmp_path: Path) -> None:
-    from blocks.components.step_track.wire import track_bytes, track_height
+    from blocks.components.step_track import track_bytes, track_height
 
     step = drawn(tmp_path)
     raw = track_bytes(step, "a step", "a sentence")
@@ -62,7 +62,7 @@ def test_what_is_packed_can_be_read_again(tmp_path: Path) -> None:
 def test_another_step_has_a_lane_and_less_than_no_headroom_is_none(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from blocks.components.step_track.wire import UNKNOWN, track_bytes, track_height
+    from blocks.components.step_track import UNKNOWN, track_bytes, track_height
 
     step = drawn(tmp_path)
     other = replace(step, other=np.array([-3.0, np.nan] + [1.0] * 9), parted=2)
@@ -73,7 +73,7 @@ def test_another_step_has_a_lane_and_less_than_no_headroom_is_none(tmp_path: Pat
 
 
 def test_a_deep_program_has_rows_for_its_outer_modules_alone(tmp_path: Path) -> None:
-    from blocks.components.step_track.wire import track_bytes, track_height
+    from blocks.components.step_track import track_bytes, track_height
 
     heights = []
     for depth in (8, 20):
@@ -86,7 +86,7 @@ def test_a_deep_program_has_rows_for_its_outer_modules_alone(tmp_path: Path) -> 
 
 
 def test_names_are_bounded_and_without_what_turns_text_around(tmp_path: Path) -> None:
-    from blocks.components.step_track.wire import track_bytes
+    from blocks.components.step_track import track_bytes
 
     trace = TraceBuilder(tmp_path / "run")
     trace.op(trace.site(HOSTILE * 9, module=HOSTILE * 9))
@@ -97,7 +97,7 @@ def test_names_are_bounded_and_without_what_turns_text_around(tmp_path: Path) ->
 
 
 def test_a_dtype_whose_range_is_not_known_has_none(tmp_path: Path) -> None:
-    from blocks.components.step_track.wire import track_bytes
+    from blocks.components.step_track import track_bytes
 
     trace = TraceBuilder(tmp_path / "run")
     trace.op(trace.site("aten._fft_r2c.default", out_dtypes=("complex64",)))
@@ -106,7 +106,7 @@ def test_a_dtype_whose_range_is_not_known_has_none(tmp_path: Path) -> None:
 
 
 def test_found_ops_are_a_bit_each() -> None:
-    from blocks.components.step_track.wire import found_bits
+    from blocks.components.step_track import found_bits
 
     bits = np.unpackbits(
         np.frombuffer(zlib.decompress(found_bits(np.array([0, 9, 19]), 20)), np.uint8), bitorder="little"
@@ -115,7 +115,7 @@ def test_found_ops_are_a_bit_each() -> None:
 
 
 def test_a_large_step_is_small_on_the_wire(tmp_path: Path) -> None:
-    from blocks.components.step_track.wire import track_bytes
+    from blocks.components.step_track import track_bytes
 
     rng = np.random.default_rng(0)
     count, blocks = 50_000, 100

@@ -13,7 +13,7 @@ import streamlit as st
 from ampscope.errors import RunDamaged
 from data import ahead, run_results
 from data.run_snapshot import RunSnapshot, take_snapshot
-from garbage import collect_seldom, set_aside
+from server_settings import collect_seldom, set_aside
 from tests.support.page_reading import Shown
 from tests.support.paths import SAMPLES
 from tests.support.trace_builder import TraceBuilder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from data.named_items import incident_at, named_items
+from data.run_results import incident_at, named_items
 from tests.support.paths import ROOT
 from tests.support.verdicts.of_scenes import CALIBRATION, CLIPPED, OVERFLOW, diagnosis_of
 

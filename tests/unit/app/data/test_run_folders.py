@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.trace.remote.location import location
+from ampscope.trace.location import location
 from data.run_folders import RunFolder, find_offered, run_folders
 from tests.support.paths import ROOT
 from tests.support.trace_builder import TraceBuilder

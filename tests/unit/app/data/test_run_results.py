@@ -16,7 +16,7 @@ from ampscope.analysis.precision.ranges.measured import MeasuredRun
 from ampscope.analysis.results import PathNode
 from ampscope.trace.vocabulary import Verdict
 from data import run_results, step_results
-from data.recorded_places import recorded_place_of
+from data.run_results import recorded_place_of
 from data.run_snapshot import RunSnapshot, take_snapshot
 from tests.support.trace_builder import START, TraceBuilder
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ampscope
-from ampscope.cli.shared.exits import Exit
+from ampscope.cli.output import Exit
 from ampscope.trace.schema import EventKind, Table
 from ampscope.trace.vocabulary import Verdict
 from tests.support.training.small_loop import mlp

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ampscope
-from ampscope.trace.json_columns import details
 from ampscope.trace.schema import IncidentRow, ReplayStatus, Source, Table
+from ampscope.trace.schema.tables import details
 from tests.support.training.small_loop import make_scaler, mlp
 
 pytestmark = pytest.mark.usefixtures("alone")

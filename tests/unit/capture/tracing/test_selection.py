@@ -10,7 +10,7 @@ import pytest
 
 from ampscope.capture.tracing.selection import Filters, Selection
 from ampscope.capture.tracing.sites import Point, Sites
-from ampscope.trace.files.column_block import ColumnBlock
+from ampscope.trace.files.arrow_arrays import ColumnBlock
 from ampscope.trace.files.journal import to_batch
 from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase, Table
 

@@ -11,7 +11,7 @@ import pytest
 from ampscope import open_run
 from ampscope.analysis.precision.ranges.measured import measured_places
 from ampscope.analysis.precision.ranges.place_detail import PlaceDetail, place_detail
-from ampscope.report.figures.course import course_figure
+from ampscope.report.figures.course_figure import course_figure
 from tests.support.verdicts.growing import growing
 
 

@@ -11,7 +11,7 @@ from ampscope import open_run
 from ampscope.analysis.precision.ranges.heat_map import Measure, View, heat_map
 from ampscope.analysis.precision.ranges.measured import measured_places
 from ampscope.analysis.precision.ranges.places import Group
-from ampscope.report.figures.heat_map import FULL, GROUPS, MEASURES, HeatFigure, heat_figure
+from ampscope.report.figures.heat_map_figure import FULL, GROUPS, MEASURES, HeatFigure, heat_figure
 from ampscope.trace.schema import Source
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.growing import UNMEASURED, growing

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from ampscope.analysis.numerics.arrays import Curve
+from ampscope.analysis.arrays import Curve
 from ampscope.analysis.overview.overview import GroupCurve, Moment, Overview
 from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.what_if import ScalerRules, WhatIf
+from ampscope.report.diagnosis_words import clipped_norm
 from ampscope.report.figures.axis import measure_axis, round_ticks
-from ampscope.report.figures.over_steps import scale_stack, timeline_stack, what_if_stack
 from ampscope.report.figures.stack import counter_panel, measure_panel, scale_panel
-from ampscope.report.html.figures.stack import stack_html
-from ampscope.report.wording.diagnosis_words import clipped_norm
+from ampscope.report.figures.step_figures import scale_stack, timeline_stack, what_if_stack
+from ampscope.report.html.stack_svg import stack_html
 from ampscope.trace.schema import ScalerAction
 from tests.support.verdicts.by_hand import CALIBRATION, OVERFLOW
 

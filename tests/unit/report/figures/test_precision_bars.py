@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ampscope.analysis.precision.precision import Precision, PrecisionRow, Share
 from ampscope.report.figures.precision_bars import module_bars, step_bars
-from ampscope.report.html.figures.bars import share_bars_html
+from ampscope.report.html.bars_svg import share_bars_html
 from tests.support.scenes import HOSTILE
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ampscope.analysis.numerics.arrays import Curve
+from ampscope.analysis.arrays import Curve
 from ampscope.report.figures.stack import BAD, COLUMNS, HEIGHT, sparkline
 
 

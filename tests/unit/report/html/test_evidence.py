@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ampscope.analysis.results import LastGood
-from ampscope.report.html.parts.incident import last_good_html, operand_table, tripped_heading
+from ampscope.report.html.incident_sections import last_good_html, operand_table, tripped_heading
 from ampscope.trace.schema import Trigger
 from tests.support.verdicts.by_hand import LAST_GOOD
 from tests.support.verdicts.operands import operand

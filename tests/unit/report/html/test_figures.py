@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from ampscope.analysis.numerics.arrays import Curve
-from ampscope.analysis.origin.step_graph import Closeup
+from ampscope.analysis.arrays import Curve
 from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import Incident, Operand, PathNode, Tried
-from ampscope.report.figures.magnitudes import magnitudes
-from ampscope.report.figures.over_steps import timeline_stack
+from ampscope.analysis.step_graph import Closeup
+from ampscope.report.figures.magnitudes_figure import magnitudes
 from ampscope.report.figures.path_graph import path_graph
 from ampscope.report.figures.stack import Lane, Stack, Symbol
-from ampscope.report.html.figures.ops import magnitudes_html, path_graph_html
-from ampscope.report.html.figures.stack import stack_html
+from ampscope.report.figures.step_figures import timeline_stack
+from ampscope.report.html.ops_svg import magnitudes_html, path_graph_html
+from ampscope.report.html.stack_svg import stack_html
 from ampscope.trace.schema import Change, Trial
 from ampscope.trace.vocabulary import Cause, Severity
 from tests.support.verdicts import operands

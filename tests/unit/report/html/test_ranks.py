@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from ampscope import diagnose, open_run
-from ampscope.analysis.overview.ranks.ranks import ranks_at_a_glance
-from ampscope.report.figures.over_steps import rank_grid
-from ampscope.report.html.figures.bars import rank_grid_html
+from ampscope.analysis.overview.rank_lives import ranks_at_a_glance
+from ampscope.report.figures.step_figures import rank_grid
+from ampscope.report.html.bars_svg import rank_grid_html
 from ampscope.report.html.report_page import page
 from ampscope.report.terminal.diagnosis_text import as_text
 from ampscope.trace.read.run import Run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ampscope.report.html
-from ampscope.report.html.document import SHEET, style_for, style_of
+from ampscope.report.html.markup import SHEET, style_for, style_of
 from ampscope.report.palette import css_variables
 
 SHEETS = sorted(Path(ampscope.report.html.__file__).parent.glob("*.css"))

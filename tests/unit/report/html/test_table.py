@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampscope.report.html.parts.tables import table_html
+from ampscope.report.html.tables_html import table_html
 
 
 def test_a_long_name_may_break_after_a_dot_and_no_number_does() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ampscope.analysis.overview.run_list import RunSummary
-from ampscope.report.terminal.run_list import ListedRun, as_list
+from ampscope.report.terminal.runs_text import ListedRun, as_list
 from tests.support.printed import printed
 from tests.support.verdicts.by_hand import BROKEN, EMPTY, HEALTHY, HOSTILE, MISUSED
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ampscope
-from ampscope.trace.files.column_block import ColumnBlock
+from ampscope.trace.files.arrow_arrays import ColumnBlock
 from ampscope.trace.files.journal import to_batch
 from ampscope.trace.manifest import Manifest
 from ampscope.trace.schema import EdgeRow, OpRow, Statistics, Table

@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from ampscope.trace.compact.compaction import compact
-from ampscope.trace.files import durable
-from ampscope.trace.files.durable import remove, write_whole
+from ampscope.trace.compaction import compact
+from ampscope.trace.files import whole_files
 from ampscope.trace.files.layout import list_table, table_folder
+from ampscope.trace.files.whole_files import remove, write_whole
 from ampscope.trace.manifest import Manifest
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import Table
-from ampscope.trace.write.journal_thread import SealAt
 from ampscope.trace.write.writer import TraceWriter
+from ampscope.trace.write.writing_threads import SealAt
 from tests.support.trace_builder import TraceBuilder
 
 
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable, "_IS_WINDOWS", True)
-    monkeypatch.setattr(durable, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(whole_files, "_IS_WINDOWS", True)
+    monkeypatch.setattr(whole_files, "_PAUSE_S", 0.0)
 
 
 def _renew(path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_file_that_is_open_for_a_moment_gets_its_new_content(
     windows: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("old")
-    played(monkeypatch, "replace", durable._ATTEMPTS - 1)
+    played(monkeypatch, "replace", whole_files._ATTEMPTS - 1)
     write_whole(tmp_path / "file", _renew)
     assert (tmp_path / "file").read_text() == "new"
 

@@ -13,11 +13,10 @@ from ampscope.analysis.overview.run_list import run_summaries
 from ampscope.errors import RunDamaged
 from ampscope.trace.files.folder_lock import LOCK_FILE
 from ampscope.trace.files.layout import MOST_RANKS, rank_folder, ranks, table_folder
-from ampscope.trace.files.regular_file import open_regular, read_regular
 from ampscope.trace.files.saved_operands import read_operands
+from ampscope.trace.files.whole_files import open_regular, read_regular
 from ampscope.trace.manifest import Manifest, Segment, read_manifest, write_manifest
-from ampscope.trace.read.run import find_runs, open_run
-from ampscope.trace.read.status import status_of
+from ampscope.trace.read.run import find_runs, open_run, status_of
 from ampscope.trace.schema import MANIFEST, Table
 from tests.support.saved_operands import save
 from tests.support.trace_builder import TraceBuilder

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from ampscope.trace.files.journal import to_batch
-from ampscope.trace.files.row_messages import RowMessages
+from ampscope.trace.files.journal import RowMessages, to_batch
 from ampscope.trace.schema import EventKind, EventRow, Row, ScalerAction, ScalerEventRow, StepRow, Table, arrow_schema
-from ampscope.trace.write.journal_thread import AT_ONCE
+from ampscope.trace.write.writing_threads import AT_ONCE
 
 
 def step(**columns: Any) -> StepRow:

@@ -14,8 +14,8 @@ import pytest
 import ampscope
 from ampscope.errors import RunDamaged
 from ampscope.trace.files.layout import list_table, table_folder
-from ampscope.trace.files.page_headers import chunk_of
-from ampscope.trace.read import part_sizes, small_tables
+from ampscope.trace.read import sealed_parts, small_tables
+from ampscope.trace.read.page_headers import chunk_of
 from ampscope.trace.read.run import open_run
 from ampscope.trace.read.sealed_parts import read_facts, read_part, texts_in
 from ampscope.trace.schema import Table, arrow_schema
@@ -113,7 +113,7 @@ def test_lists_of_texts_count_too(run_folder: Path, monkeypatch: pytest.MonkeyPa
     trace.incident(bad_params=("w" * 1000,) * 50)
     part = the_part(trace.close(), Table.INCIDENTS)
     assert 50_000 < texts_in(part) < 100_000
-    monkeypatch.setattr(part_sizes, "MOST_TEXT", 40_000)
+    monkeypatch.setattr(sealed_parts, "MOST_TEXT", 40_000)
     with pytest.raises(RunDamaged, match=r"its texts take 50,\d{3} bytes .* up to 40,000 are read"):
         texts_in(part)
 
@@ -122,7 +122,7 @@ def test_lists_of_texts_count_too(run_folder: Path, monkeypatch: pytest.MonkeyPa
 def three_parts(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three parts with one long text and many short ones in each: 3,360 bytes, where the headers allow for 150,000."""
     monkeypatch.setattr(small_tables, "MOST_ROWS", 0)
-    monkeypatch.setattr(part_sizes, "MOST_TEXT_A_ROW", 0)
+    monkeypatch.setattr(sealed_parts, "MOST_TEXT_A_ROW", 0)
     for _ in range(3):
         trace = TraceBuilder(run_folder)
         trace.event(text="x" * 1000)
@@ -133,7 +133,7 @@ def three_parts(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_table_has_an_end_of_texts_however_many_parts(three_parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_sizes, "MOST_TABLE_TEXT", 3000)
+    monkeypatch.setattr(sealed_parts, "MOST_TABLE_TEXT", 3000)
     with (
         open_run(three_parts) as run,
         pytest.raises(RunDamaged, match=r"events cannot be read \(its texts take 3,"),
@@ -145,7 +145,7 @@ def test_many_parts_that_could_hold_more_than_they_do_are_read(
     three_parts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As those of a job of a thousand ranks: what the headers allow for is no reason to refuse them."""
-    monkeypatch.setattr(part_sizes, "MOST_TABLE_TEXT", 4000)
+    monkeypatch.setattr(sealed_parts, "MOST_TABLE_TEXT", 4000)
     with open_run(three_parts) as run:
         assert len(run.rows(Table.EVENTS)) == 93
         assert run.events.collect().shape[0] == 93
@@ -181,7 +181,7 @@ def test_lists_that_the_footer_tells_too_long(run_folder: Path, monkeypatch: pyt
     trace.op(exp_counts=(0,) * 100_000)
     part = the_part(trace.close(), Table.OPS)
     read_facts(part, Table.OPS)
-    monkeypatch.setattr(part_sizes, "_MOST_BYTES", 500_000)
+    monkeypatch.setattr(sealed_parts, "_MOST_BYTES", 500_000)
     with pytest.raises(RunDamaged, match=r"declares \d+,\d{3} bytes of columns; up to 500,000 are read"):
         read_facts(part, Table.OPS)
 

@@ -22,8 +22,8 @@ from ampscope.trace.read import table_folders
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.read.table_scan import Scan
 from ampscope.trace.schema import Row, Source, Table, arrow_schema, rows_of
-from ampscope.trace.write.journal_thread import SealAt
 from ampscope.trace.write.writer import TraceWriter
+from ampscope.trace.write.writing_threads import SealAt
 from tests.support.trace_builder import START, TraceBuilder
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ampscope.trace.location import location
 from ampscope.trace.read.find import from_here, told_name
-from ampscope.trace.remote.location import location
 
 
 @pytest.mark.parametrize("name", ["ampscope", "_ampscope", "ampscope-2"])

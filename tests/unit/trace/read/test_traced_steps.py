@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
-from ampscope.trace.files import traced_index
+from ampscope.trace.files import parquet_part
 from ampscope.trace.files.layout import list_table, table_folder
-from ampscope.trace.files.traced_index import KEY, StepRows, read_index
+from ampscope.trace.files.parquet_part import KEY, StepRows, read_index
 from ampscope.trace.read.run import open_run
 from ampscope.trace.read.table_scan import Scan
 from ampscope.trace.schema import Source, Table
-from ampscope.trace.write.journal_thread import SealAt
+from ampscope.trace.write.writing_threads import SealAt
 from tests.support.trace_builder import TraceBuilder
 
 #: Of each step, how many rows of a live trace and of a replay.
@@ -104,13 +104,13 @@ def test_a_part_that_does_not_tell_it_is_counted(index: str | None, builder: Tra
 def test_a_part_of_too_many_steps_has_no_index(builder: TraceBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     run_folder = builder.close()
     rows = pa.concat_tables([pq.read_table(part) for part in parts(run_folder)])
-    told = traced_index.index_of(rows)
+    told = parquet_part.index_of(rows)
     metadata = {KEY.encode(): told.encode()}
     assert len(json.loads(told)) == len(TRACED)
     assert set(read_index(metadata, rows.num_rows) or ()) == ROWS
     assert read_index(metadata, rows.num_rows + 1) is None
-    monkeypatch.setattr(traced_index, "MOST_STEPS", len(TRACED) - 1)
-    assert traced_index.index_of(rows) == ""
+    monkeypatch.setattr(parquet_part, "MOST_STEPS", len(TRACED) - 1)
+    assert parquet_part.index_of(rows) == ""
 
 
 def test_a_part_deleted_by_the_budget_is_told_of_no_more(

@@ -13,9 +13,9 @@ from ampscope.trace import manifest as manifests
 from ampscope.trace.files.layout import list_table, span_of, table_folder
 from ampscope.trace.manifest import Manifest, read_manifest
 from ampscope.trace.schema import MANIFEST, SCHEMA_VERSION, Table
-from ampscope.trace.write.journal_thread import SealAt
-from ampscope.trace.write.merging import FAN_IN
+from ampscope.trace.write.sealing import FAN_IN
 from ampscope.trace.write.writer import TraceWriter
+from ampscope.trace.write.writing_threads import SealAt
 from tests.support.trace_builder import TraceBuilder
 
 

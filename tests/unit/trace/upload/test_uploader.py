@@ -11,21 +11,20 @@ from typing import Any
 import pytest
 
 from ampscope.errors import RunUnreachable
+from ampscope.trace import object_store
 from ampscope.trace.files.folder_lock import LOCK_FILE, is_locked
 from ampscope.trace.files.layout import rank_folder
+from ampscope.trace.location import BucketPath, location
 from ampscope.trace.manifest import Manifest
+from ampscope.trace.object_store import Store, new_store
 from ampscope.trace.read.run import open_run
-from ampscope.trace.remote import tree
-from ampscope.trace.remote.location import BucketPath, location
-from ampscope.trace.remote.store import Store, new_store
 from ampscope.trace.schema import Table
-from ampscope.trace.upload.leftover import send_left
-from ampscope.trace.upload.remote_writer import open_remote
+from ampscope.trace.upload.opening import open_remote
 from ampscope.trace.upload.spool import VARIABLE, home_of, spool_of, waiting
-from ampscope.trace.upload.sync import Pace
+from ampscope.trace.upload.sync import Pace, send_left
 from ampscope.trace.upload.uploader import Uploader
-from ampscope.trace.write.journal_thread import SealAt
 from ampscope.trace.write.writer import TraceWriter
+from ampscope.trace.write.writing_threads import SealAt
 from tests.support.command import Command
 from tests.support.stores.buckets import memory_bucket, objects
 from tests.support.trace_builder import TraceBuilder
@@ -36,7 +35,7 @@ QUICK = Pace(look=0.01, journal=0.01, mark=0.05, leftovers=0.01, first=0.001, mo
 
 @pytest.fixture(autouse=True)
 def spools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tree, "HOLDS_S", 0.0)
+    monkeypatch.setattr(object_store, "HOLDS_S", 0.0)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "spools"))
     return tmp_path / "spools"
 

@@ -18,9 +18,9 @@ from ampscope.trace.files.layout import list_table, table_folder
 from ampscope.trace.manifest import Manifest
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import EventRow, StepRow, Table
-from ampscope.trace.write import journal_thread
-from ampscope.trace.write.journal_thread import JournalThread, SealAt
+from ampscope.trace.write import writing_threads
 from ampscope.trace.write.writer import TraceWriter
+from ampscope.trace.write.writing_threads import JournalThread, SealAt
 
 
 def step(number: int) -> StepRow:
@@ -252,7 +252,7 @@ def test_a_run_may_be_closed_by_a_handler_that_runs_while_a_row_is_appended(
         if threading.current_thread() is threading.main_thread():
             trace.close()
 
-    monkeypatch.setattr(journal_thread, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(writing_threads, "_PATIENCE_S", 0.01)
     monkeypatch.setattr(Journal, "append_message", interrupted)
     trace.put(Table.STEPS, [step(0)])
     assert not trace.failure

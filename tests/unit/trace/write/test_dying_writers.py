@@ -25,7 +25,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="needs fork and signals")
 PROLOGUE = """
 import os, signal, sys
 from ampscope.trace.manifest import Manifest
-from ampscope.trace.write.journal_thread import SealAt
+from ampscope.trace.write.writing_threads import SealAt
 from ampscope.trace.schema import EventRow, Table
 from ampscope.trace.write.writer import TraceWriter
 

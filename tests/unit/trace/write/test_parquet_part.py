@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ampscope.trace.files.journal import to_batch
+from ampscope.trace.files.parquet_part import write_part
 from ampscope.trace.schema import OpRow, Statistics, StepRow, Table
-from ampscope.trace.write.parquet_part import write_part
 
 
 def step(number: int) -> StepRow:

@@ -49,7 +49,7 @@ def test_a_run_to_which_rank_0_never_comes(run_folder: Path) -> None:
 def test_one_that_died_before_rank_0_came_is_interrupted(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = writer(run_folder, 3)
     trace.flush()
-    monkeypatch.setattr("ampscope.trace.read.status.is_locked", lambda _: False)
+    monkeypatch.setattr("ampscope.trace.read.run.is_locked", lambda _: False)
     assert open_run(run_folder).status == "interrupted"
     trace.close()
 

@@ -13,21 +13,20 @@ import pytest
 
 from ampscope.analysis.overview.overview import overview
 from ampscope.analysis.scale.scale_history import scale_history
-from ampscope.report.html.parts.card import thinned_note
+from ampscope.report.html.cards import thinned_note
 from ampscope.trace.files.journal import to_batch
 from ampscope.trace.files.layout import Span, list_table, span_of, span_path, table_folder
 from ampscope.trace.manifest import Manifest
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.read.table_scan import Scan
 from ampscope.trace.schema import ScalerEventRow, StepRow, Table
-from ampscope.trace.write import merging
+from ampscope.trace.write import sealing
 from ampscope.trace.write.disk_budget import record_share, thin_oldest
-from ampscope.trace.write.journal_thread import SealAt
-from ampscope.trace.write.merging import FAN_IN, Leftovers, merge
 from ampscope.trace.write.resume import resume_point
-from ampscope.trace.write.sealing import sweep
+from ampscope.trace.write.sealing import FAN_IN, Leftovers, merge, sweep
 from ampscope.trace.write.thinning import WINDOWS, thinned
 from ampscope.trace.write.writer import TraceWriter
+from ampscope.trace.write.writing_threads import SealAt
 
 
 def step(number: int) -> StepRow:
@@ -209,7 +208,7 @@ def steps_in(folder: Path) -> list[int]:
 def _parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A closed run of eight parts that have not been merged."""
     with monkeypatch.context() as patch:
-        patch.setattr("ampscope.trace.write.seal_thread.merge", lambda *_, **__: None)
+        patch.setattr("ampscope.trace.write.writing_threads.merge", lambda *_, **__: None)
         record(tmp_path, 500 * FAN_IN, budget=1 << 40)
     return table_folder(tmp_path, 0, Table.STEPS)
 
@@ -227,7 +226,7 @@ def test_whatever_instant_a_merge_ends_at_the_rows_are_the_same(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(merging, "write_whole", dies)
+        patch.setattr(sealing, "write_whole", dies)
         merge(folder, Table.STEPS)
     assert steps_in(tmp_path) == expected
     assert merge(folder, Table.STEPS) is not None

@@ -18,10 +18,10 @@ from ampscope.trace.files.layout import list_table, table_folder
 from ampscope.trace.manifest import Manifest, read_manifest, write_manifest
 from ampscope.trace.read.run import open_run
 from ampscope.trace.schema import EventRow, GradRow, OpRow, SiteRow, Statistics, Table
-from ampscope.trace.write import journal_thread, seal_thread
+from ampscope.trace.write import writing_threads
 from ampscope.trace.write.disk_budget import enforce
-from ampscope.trace.write.journal_thread import SealAt
 from ampscope.trace.write.writer import TraceWriter, _seal_at
+from ampscope.trace.write.writing_threads import SealAt
 
 
 def event(step: int, text: str = "") -> EventRow:
@@ -243,7 +243,7 @@ class TestBudget:
 
     def test_each_rank_keeps_to_its_share(self, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[tuple[int, int]] = []
-        monkeypatch.setattr(seal_thread, "enforce", lambda run, rank, budget: asked.append((rank, budget)))
+        monkeypatch.setattr(writing_threads, "enforce", lambda run, rank, budget: asked.append((rank, budget)))
         with TraceWriter(run_folder, manifest=Manifest(world_size=4), disk_budget=4 << 20, rank=3) as trace:
             trace.put(Table.EVENTS, [event(0)])
         assert asked == [(3, 1 << 20)]
@@ -324,7 +324,7 @@ class TestTrouble:
         def broken(*_: object) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(journal_thread, "journal_path", broken)
+        monkeypatch.setattr(writing_threads, "journal_path", broken)
         trace.put(Table.EVENTS, [event(0)])
         assert not trace.flush(timeout=None)
         trace.close()

@@ -11,7 +11,7 @@ import pytest
 from ampscope import open_run
 from ampscope.analysis.precision.ranges.measured import MOST_STEPS
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges, ranges
-from ampscope.report.wording.ranges_words import growth
+from ampscope.report.precision_words import growth
 from ampscope.trace.schema import Node, ReplayStatus, Source, Trigger
 from tests.support.paths import SAMPLES
 from tests.support.trace_builder import TraceBuilder

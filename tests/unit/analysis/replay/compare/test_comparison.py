@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from ampscope.analysis.replay.compare.compare_results import Comparison, Divergence, Kind, Likeness, parted_in_words
 from ampscope.analysis.replay.compare.comparison import compare
-from ampscope.analysis.replay.compare.results import Comparison, Divergence, Kind, Likeness, parted_in_words
 from ampscope.analysis.replay.compare.sides import chosen
 from ampscope.errors import AmpscopeError
-from ampscope.report.wording.comparison_words import apart_words
+from ampscope.report.diagnosis_words import apart_words
 from ampscope.trace.schema import Cast, Node
 from tests.support.trace_builder import TraceBuilder
 

@@ -10,8 +10,7 @@ from torch import nn
 import ampscope
 from ampscope.analysis.precision.plan import plan
 from ampscope.analysis.scale.answer import scale_answer
-from ampscope.report.wording.precision_words import notes
-from ampscope.report.wording.scale_words import sentences
+from ampscope.report.precision_words import notes, sentences
 from ampscope.trace.schema import Node, Table
 from tests.support.training.small_loop import here
 

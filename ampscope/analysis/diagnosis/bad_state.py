@@ -1,0 +1,307 @@
+"""Incidents of state that outlives a step and turned bad, and of who wrote the state that a step found so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
+from ampscope.analysis.causes.cause_entry import Occurrence
+from ampscope.analysis.causes.outside import CameIn
+from ampscope.analysis.causes.recognition import Recognised, recognise
+from ampscope.analysis.causes.state import AverageHeld, FollowerHeld, StandsStill, TurnedBad, WeightHeld
+from ampscope.analysis.diagnosis.examined import Examined
+from ampscope.analysis.results import Incident, WrittenBy
+from ampscope.analysis.step_graph import StepGraph, module_of_update, source_line, source_of_line
+from ampscope.analysis.words import number, op_in_words
+from ampscope.provenance import Origin, origins
+from ampscope.trace.evidence import Evidence, LostUpdates
+from ampscope.trace.schema import ENTRY_NODES, IncidentRow, Looked, Node, Phase, SiteRow, StateKind, Trial, Trigger
+from ampscope.trace.vocabulary import Cause, Severity
+
+_CAUSES: dict[str, Cause] = {
+    StateKind.OPTIMIZER: Cause.BAD_OPTIMIZER_STATE,
+    StateKind.WEIGHT: Cause.BAD_WEIGHT,
+    StateKind.BUFFER: Cause.BAD_BUFFER,
+    StateKind.CARRIED: Cause.BAD_BUFFER,
+}
+
+
+def state_found(row: IncidentRow) -> TurnedBad | None:
+    """Returns the worst of the state tensors found bad, with a count of the others; None where there are none."""
+    known = [each for each in Evidence.of(row).state if each.kind in _CAUSES]
+    if not known:
+        return None
+    first = min(known, key=lambda each: (each.bad_at, list(_CAUSES).index(StateKind(each.kind))))
+    return TurnedBad(
+        kind=first.kind,
+        name=first.name,
+        owner=first.owner,
+        module=first.module,
+        dtype=first.dtype,
+        nan=first.nan,
+        inf=first.inf,
+        numel=first.numel,
+        finite_at=first.finite_at,
+        bad_at=first.bad_at,
+        when=first.when or Looked.AFTER,
+        others=len(known) - 1,
+    )
+
+
+def examined_state(row: IncidentRow, reason: TurnedBad, graph: StepGraph) -> Examined:
+    """The incident of state that was found bad after a step, with the op of the optimizer where it is known."""
+    cause, found = _CAUSES[reason.kind], None
+    wanted = {Node.STATE_AFTER: reason.key, Node.WEIGHT_AFTER: reason.name}
+    for origin in origins(graph):
+        sink = graph.site(origin.sink)
+        if wanted.get(Node(sink.op)) == sink.name and graph.site(origin.seq).op not in ENTRY_NODES:
+            found = recognise(graph, origin)
+            if reason.kind == StateKind.WEIGHT and found.cause is not Cause.UNKNOWN:
+                cause = found.cause
+            return _located(_state_incident(row, reason, graph.rank, cause), reason, graph, found)
+    return Examined(_state_incident(row, reason, graph.rank, cause), reason)
+
+
+def _located(incident: Incident, reason: TurnedBad, graph: StepGraph, found: Recognised) -> Examined:
+    site, inputs = graph.site(found.seq), graph.operands(found.seq)
+    largest = max((abs(each.statistics.max) for each in inputs if each.statistics.max is not None), default=None)
+    of = f", of finite operands of at most {number(largest)}" if largest is not None else ""
+    told = incident.explanation
+    if incident.cause is not _CAUSES[reason.kind]:
+        told = f"{explanation(incident.cause, Occurrence(op=site.op, reason=found.reason))} {reason.in_words}"
+    located = replace(
+        incident,
+        op=site.op,
+        module=module_of_update(graph, found.seq),
+        source=source_line(site),
+        inputs=inputs,
+        outputs=graph.results(found.seq),
+        path=graph.path((found.seq,)),
+        traced=graph.source,
+        explanation=f"{told} {op_in_words(site.op)[:1].upper()}{op_in_words(site.op)[1:]} gave it{of}, when the "
+        "optimizer's step was run again on copies.",
+    )
+    return Examined(located, reason if incident.cause is _CAUSES[reason.kind] else found.reason)
+
+
+def _state_incident(row: IncidentRow, reason: TurnedBad, rank: int, cause: Cause) -> Incident:
+    written_by_optimizer = reason.kind in (StateKind.OPTIMIZER, StateKind.WEIGHT)
+    return Incident(
+        step=reason.bad_at,
+        last_step=reason.bad_at,
+        severity=CATALOGUE[cause].severity,
+        cause=cause,
+        phase=Phase.OPTIMIZER if written_by_optimizer else Phase.FORWARD,
+        module=reason.module,
+        replay=row.replay,
+        replay_reason=row.replay_reason,
+        trigger=row.trigger,
+        tripped=row.bad_params,
+        explanation=explanation(cause, Occurrence(module=reason.module, reason=reason)),
+        rank=rank,
+    )
+
+
+def without_consequences(examined: Iterable[Examined]) -> Iterator[Examined]:
+    """All but state that an incident explains: one while it was not looked at, or the last before that look."""
+    known = list(examined)
+    errors = [
+        (each.incident.rank, each.incident.step)
+        for each in known
+        if each.incident.severity is Severity.ERROR and not isinstance(each.reason, TurnedBad)
+    ]
+    for each in known:
+        if not isinstance(each.reason, TurnedBad) or not _is_explained(each.incident.rank, each.reason, errors):
+            yield each
+
+
+def _is_explained(rank: int, reason: TurnedBad, errors: Iterable[tuple[int, int]]) -> bool:
+    since = -1 if reason.finite_at is None else reason.finite_at
+    return any(where == rank and since < step <= reason.bad_at for where, step in errors)
+
+
+# -- buffers that stand still -----------------------------------------------------------------------------------------
+
+
+def still_found(row: IncidentRow) -> list[FollowerHeld]:
+    """The buffers that were found to stand still; none for an incident of another kind."""
+    evidence = Evidence.of(row)
+    return [
+        FollowerHeld(
+            name=each.name,
+            dtype=each.dtype,
+            since=each.since,
+            last=each.last,
+            share=each.share,
+            value=each.value,
+            off_by=each.off_by,
+            is_buffer=evidence.source is None,
+        )
+        for each in evidence.still
+    ]
+
+
+def examined_still(row: IncidentRow, reason: FollowerHeld, graph: StepGraph) -> Examined:
+    """The incident of a buffer that stands still, with the op that writes it."""
+    between = Evidence.of(row).source is not None
+    narrow = Cause.STAGNATION if between else Cause.HALF_PARAMS
+    cause = Cause.BF16_PRECISION if reason.dtype == "bfloat16" else narrow
+    seq = _op_that_wrote(graph, reason.name)
+    site = graph.site(seq) if seq is not None else None
+    module = reason.name.rpartition(".")[0]
+    incident = Incident(
+        step=reason.since,
+        last_step=reason.last,
+        severity=CATALOGUE[cause].severity,
+        cause=cause,
+        phase=Phase.OPTIMIZER if between else Phase.FORWARD,
+        op=site.op if site is not None else "",
+        module=module,
+        module_type=site.module_type if site is not None and site.module == module else "",
+        source=source_line(site) if site is not None else None,
+        inputs=graph.operands(seq) if seq is not None else (),
+        outputs=graph.results(seq) if seq is not None else (),
+        path=graph.path((seq,)) if seq is not None else (),
+        replay=row.replay,
+        replay_reason=row.replay_reason,
+        traced=graph.source if seq is not None else "",
+        trigger=row.trigger,
+        explanation=explanation(cause, Occurrence(op=site.op if site else "", module=module, reason=reason)),
+        rank=graph.rank,
+    )
+    return Examined(incident, reason)
+
+
+def _op_that_wrote(graph: StepGraph, name: str) -> int | None:
+    """The op that wrote a buffer last, or, where an op writes it without saying so, the first that was given it."""
+    entry = next((seq for seq in sorted(graph.outputs) if _is_buffer(graph.site(seq), name)), None)
+    if entry is None:
+        return None
+    seq = entry
+    while (after := next((edge for edge in graph.readers[seq] if edge.in_place and edge.seq > seq), None)) is not None:
+        seq = after.seq
+    return seq if seq != entry else graph.first_reader(entry)
+
+
+def _is_buffer(site: SiteRow, name: str) -> bool:
+    return site.op in (Node.BUFFER, Node.CARRIED, Node.PARAMETER) and site.name == name
+
+
+def examined_held(row: IncidentRow, rank: int) -> Examined:
+    """Returns the incident of weights or optimizer state held in place by rounding.
+
+    The one that lost most beside the spacing of its dtype is told.
+    """
+    evidence = Evidence.of(row)
+    first = max(evidence.held, key=_lost, default=LostUpdates())
+    reason = _reason(first, others=(evidence.count or len(evidence.held)) - 1)
+    cause = Cause.BF16_PRECISION if reason.dtype == "bfloat16" else Cause.HALF_PARAMS
+    module = first.owner.rpartition(".")[0]
+    incident = Incident(
+        step=reason.since,
+        last_step=reason.last,
+        severity=CATALOGUE[cause].severity,
+        cause=cause,
+        phase=Phase.OPTIMIZER,
+        module=module,
+        replay=row.replay,
+        replay_reason=row.replay_reason,
+        trigger=row.trigger,
+        tripped=row.bad_params,
+        explanation=explanation(cause, Occurrence(module=module, reason=reason)),
+        rank=rank,
+    )
+    return Examined(incident, reason)
+
+
+def _lost(found: LostUpdates) -> float:
+    """Returns how far a tensor is from where it should be, in spacings of its dtype."""
+    return found.off_by / (found.spacing or 1.0)
+
+
+def _reason(found: LostUpdates, *, others: int) -> StandsStill:
+    names = ("name", "dtype", "share", "value", "off_by", "update", "spacing", "since", "last", "looks")
+    common = {name: getattr(found, name) for name in names}
+    if found.kind == StateKind.OPTIMIZER:
+        return AverageHeld(owner=found.owner, others=others, **common)
+    return WeightHeld(others=others, **common)
+
+
+#: Nodes that stand for what later steps find there.
+_LEFT = (Node.BUFFER_AFTER, Node.CARRIED_AFTER, Node.WEIGHT_AFTER)
+_NOT_UNDONE = "A skipped step does not undo what is written there."
+
+
+def with_writers(found: Sequence[Examined]) -> list[Examined]:
+    """The incidents with who wrote what they found, and without writes that did no step any harm.
+
+    Args:
+        found: All incidents of a run, in the order of their steps.
+    """
+    ordered = sorted(found, key=lambda each: each.incident.step)
+    writers: dict[tuple[int, str], Examined] = {}
+    readers: dict[int, Incident] = {}  # by the position of who wrote what it read: the first of them
+    linked = list(found)
+    for each in ordered:
+        for name in each.leaves:
+            writers[each.incident.rank, name] = each
+    for place, each in enumerate(found):
+        wrote = _writer(each, writers)
+        if wrote is not None:
+            linked[place] = each._replace(incident=_since(each.incident, wrote.incident))
+            readers.setdefault(found.index(wrote), each.incident)
+    return [
+        each._replace(incident=_read_by(each, readers.get(place)))
+        for place, each in enumerate(linked)
+        if each.matters or (place in readers and each.incident.op)
+    ]
+
+
+def _writer(examined: Examined, writers: dict[tuple[int, str], Examined]) -> Examined | None:
+    """Who left what a step found, of those who handed it on the first; None where it is not known, or began here."""
+    incident, reason = examined.incident, examined.reason
+    if incident.written_by is not None or not isinstance(reason, CameIn):
+        return None
+    found = writers.get((incident.rank, reason.name))
+    if found is None or found is examined or found.incident.step > incident.step:
+        return None
+    earlier = _writer(found, writers) if found.incident.step < incident.step else None
+    return earlier or found
+
+
+def _since(incident: Incident, wrote: Incident) -> Incident:
+    where = f" at {wrote.source.file.rpartition('/')[2]}:{wrote.source.line}" if wrote.source else ""
+    by = f"{op_in_words(wrote.op)}{where}" if wrote.op else f"what the loop wrote{where}"
+    text = f"{incident.explanation} It is so since step {wrote.step:,}: {by} left it. {_NOT_UNDONE}"
+    by_whom = WrittenBy(step=wrote.step, op=wrote.op, module=wrote.module, source=wrote.source)
+    return replace(incident, explanation=text, written_by=by_whom)
+
+
+def _read_by(wrote: Examined, reader: Incident | None) -> Incident:
+    incident = wrote.incident
+    if incident.trigger != Trigger.NONFINITE_CARRIED:
+        return incident
+    what = f"step {reader.step:,} read it" if reader is not None else "the step that came next read it"
+    if reader is None and wrote.remains:
+        what = "it was not finite still when the run ended: it is kept of the model's own weights or buffers"
+    text = f"{incident.explanation} The loop carries that from step to step, and {what}. {_NOT_UNDONE}"
+    return replace(incident, explanation=text)
+
+
+def as_write(row: IncidentRow, examined: Examined) -> Examined:
+    """Adds to an incident what is known of a write that left a carried tensor not finite, traced or not."""
+    known = Evidence.of(row)
+    if row.trigger != Trigger.NONFINITE_CARRIED or not known.carried:
+        return examined
+    if examined.incident.source is None:
+        examined = examined._replace(incident=replace(examined.incident, source=source_of_line(known.source)))
+    wide = known.in_float32 == Trial.FINITE if known.in_float32 in (Trial.FINITE, Trial.NONFINITE) else None
+    leaves, matters = examined.leaves | frozenset(known.carried), known.remains or known.read
+    return examined._replace(leaves=leaves, remains=known.remains, matters=matters, wide=wide)
+
+
+def left_by(graph: StepGraph, found: Sequence[Origin]) -> frozenset[str]:
+    """Names of what a step left not finite, and had not found so."""
+    left = {graph.site(seq).name for seq in graph.sinks() if graph.site(seq).op in _LEFT}
+    return frozenset(left - {graph.site(origin.seq).name for origin in found})

@@ -1,1 +1,0 @@
-"""Formats, rounding and curves: numbers without a run."""

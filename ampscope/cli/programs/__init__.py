@@ -1,1 +1,0 @@
-"""Verbs for other programs: continuous integration, and whoever reads JSON."""

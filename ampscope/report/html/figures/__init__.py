@@ -1,1 +1,0 @@
-"""Figures over steps, magnitudes and paths, with the colours they share."""

@@ -1,1 +1,0 @@
-"""Pieces of a page: cards, tables, tiles and source lines."""

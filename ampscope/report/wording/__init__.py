@@ -1,1 +1,0 @@
-"""Results in sentences that the terminal and the pages share."""

@@ -1,1 +1,0 @@
-"""Compaction: a run at rest in fewer files, with every row as it was."""

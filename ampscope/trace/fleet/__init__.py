@@ -1,1 +1,0 @@
-"""The runs of a fleet read together: found below folders, and each table of all of them as one."""

@@ -1,1 +1,0 @@
-"""Runs in object stores: where one lies, and how its files are listed and read there, whatever fsspec opens."""

@@ -1,1 +1,0 @@
-"""The small pieces that every page is made of."""

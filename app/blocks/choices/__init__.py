@@ -1,1 +1,0 @@
-"""Select boxes whose choice lives in the page's address, so that a link shows what its sender saw."""

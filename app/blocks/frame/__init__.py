@@ -1,1 +1,0 @@
-"""Draws the frame of every page: the side bar, the pulse of a running training, the welcome."""

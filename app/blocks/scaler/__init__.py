@@ -1,1 +1,0 @@
-"""The scaler at one step, and as it might have been set."""

@@ -1,1 +1,0 @@
-"""The verdict, its incidents and findings, and what cures them."""

@@ -1,1 +1,0 @@
-"""The pages, and what they hand on to each other in the address and the session."""
