@@ -62,7 +62,7 @@ ROOMS = {
 #: The rooms inside each room, from the ground up: each may import those before it, and nothing else of that room.
 FLOORS = {
     "ampscope.trace": (
-        "dtypes schema vocabulary redaction object_store location files manifest write upload read "
+        "dtypes schema vocabulary redaction evidence object_store location files manifest write upload read "
         "fleet_tables joined_parts compaction"
     ),
     "ampscope.capture": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import weakref
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,13 @@ from ampscope.integrations._framework_run import holds_run, run_folder, verdict_
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
+elif "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+    from pytorch_lightning import Callback
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        from pytorch_lightning import Callback
 
 
 class FabricRun:

@@ -1,1 +1,1 @@
-"""What a step lost and where, and what a replay may do otherwise: changes, and other forms of a call."""
+"""A replay may change something: the failure that it asks about, the change, and other forms of a call."""

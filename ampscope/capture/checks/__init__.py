@@ -1,1 +1,1 @@
-"""What is asked of steps that look good: losses to half precision, spikes, standstill, audits."""
+"""Checks ask of steps that look good what was lost in them to half precision, spiked or stood still, and audit them."""

@@ -1,1 +1,1 @@
-"""What keeps a replay apart from the training: snapshots, copies, guards of memory and of devices."""
+"""A replay is kept apart from the training by snapshots, copies, and guards of memory and of devices."""

@@ -1,1 +1,1 @@
-"""What lives across steps - weights, buffers, optimizer state, the loop's own tensors - and who wrote it."""
+"""State lives across steps: weights, buffers, optimizer state and the loop's own tensors, and who wrote them."""

@@ -1,4 +1,4 @@
-"""What a loop carries is followed between steps: who wrote it last, and since which step it is not finite."""
+"""Tensors that a loop carries are followed between steps: who wrote them last, and since when they are not finite."""
 
 from __future__ import annotations
 

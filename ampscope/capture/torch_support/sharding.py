@@ -1,4 +1,4 @@
-"""Of a distributed tensor AMPscope looks only at what lies on this rank, and it knows modules that are sharded."""
+"""A distributed tensor is looked at as far as it lies on this rank; modules that are sharded are known."""
 
 from __future__ import annotations
 
