@@ -235,7 +235,8 @@ class IncidentRow(NamedTuple):
     bad_params: Texts  #: names of the parameters whose gradient, or whose new value, was not finite; or whose
     #: gradient lost its mass
     over_budget: bool  #: not replayed, because replays had used up their share of the run's time
-    evidence: str  #: JSON: under ``rows``, of each input that was not finite, which rows; under ``compiled``,
+    evidence: str  #: JSON, in which a key is left out where nothing of it was seen: under ``rows``, of each input that
+    #: was not finite, which rows; under ``compiled``,
     #: whether `torch.compile` was in use; under ``called_from``, the user's lines that call the models (``file``,
     #: ``line``, ``function``, ``code``), the dtype of the ``autocast`` region there, empty outside, and how many
     #: ``tensors`` the call returned, one or a tuple of them, 0 for anything else; under ``ops``,
