@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import ampscope
-from ampscope.capture.record.outbox import separate
+from ampscope.capture.record.draws import separate
 from ampscope.integrations.trackers._library import library
 from ampscope.trace.vocabulary import Severity
 

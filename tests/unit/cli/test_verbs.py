@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ampscope.analysis.diagnosis.diagnosis
+from ampscope import __version__
 from ampscope.errors import RunDamaged
 from ampscope.trace.schema import EventKind
 from ampscope.trace.vocabulary import STEP_RECORD, SWITCHED_OFF
@@ -275,7 +276,7 @@ def test_no_arguments_show_help(ampscope: Command) -> None:
 
 
 def test_version(ampscope: Command) -> None:
-    assert ampscope("--version").out == "ampscope 0.1.0\n"
+    assert ampscope("--version").out == f"ampscope {__version__}\n"
 
 
 def test_a_mistyped_verb(ampscope: Command) -> None:
@@ -286,4 +287,4 @@ def test_python_m_is_the_same() -> None:
     answer = subprocess.run(
         [sys.executable, "-m", "ampscope", "--version"], capture_output=True, text=True, check=True, timeout=60
     )
-    assert answer.stdout == "ampscope 0.1.0\n"
+    assert answer.stdout == f"ampscope {__version__}\n"

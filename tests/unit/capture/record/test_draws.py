@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from ampscope.capture.record.outbox import Outbox, our_draws, separate
+from ampscope.capture.record.draws import our_draws, separate
+from ampscope.capture.record.outbox import Outbox
 from ampscope.capture.torch_support.guard import Guard
 
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ampscope
+from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import IncidentRow, ReplayStatus, Source, Table
-from ampscope.trace.schema.tables import details
 from tests.support.training.small_loop import make_scaler, mlp
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -77,9 +77,10 @@ def test_what_came_through_the_reduction_is_received(zeroed: bool, run_folder: P
     row = incident(run)
     assert row.replay == ReplayStatus.RECEIVED
     assert "DistributedDataParallel sent them to the other ranks through receives" in row.replay_reason
-    evidence = details(row.evidence)["reduction"]
-    assert (evidence["hook"], evidence["dtype"], evidence["overflows"]) == ("receives", "float32", False)
-    assert 0 < evidence["largest"] < 1e6
+    reduction = Evidence.of(row).reduction
+    assert reduction is not None
+    assert (reduction.hook, reduction.dtype, reduction.overflows) == ("receives", "float32", False)
+    assert 0 < reduction.largest < 1e6
     assert run.rows(Table.REPLAYS) == [], "nothing that this rank does otherwise cures it"
     assert run.rows(Table.OPS, source=Source.REPLAY) == [], "its ops are all finite"
 

@@ -63,7 +63,7 @@ WAITS: dict[str, str] = {
     "checks/update_drift.py look": HELD,
     "checks/update_drift.py evidence": HELD,
     "checks/update_drift.py is_lost": HELD,
-    "checks/still_updates.py _described": HELD,
+    "checks/still_updates.py _still": HELD,
     "checks/still_updates.py _look": HELD,
     "checks/still_updates.py _same_as_before": HELD,
     "loop_state/still_averages.py is_lost": REPLAYED,

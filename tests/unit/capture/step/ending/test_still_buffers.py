@@ -128,12 +128,12 @@ def test_its_harmless_twin_is_not_told(name: str, run_folder: Path) -> None:
 def test_statistics_in_float32_cost_no_replay(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ampscope.capture.checks import still_buffers
 
-    monkeypatch.setattr(still_buffers, "in_float32", pytest.fail)
+    monkeypatch.setattr(still_buffers, "moved_in_float32", pytest.fail)
     assert diagnosed(normed(0.001), run_folder, torch.float32).verdict is Verdict.HEALTHY
 
 
 def test_who_wants_no_trial_gets_none(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ampscope.capture.checks import still_buffers
 
-    monkeypatch.setattr(still_buffers, "in_float32", pytest.fail)
+    monkeypatch.setattr(still_buffers, "moved_in_float32", pytest.fail)
     diagnosed(normed(0.001), run_folder, replay_budget=0)
