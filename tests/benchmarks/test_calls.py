@@ -31,6 +31,7 @@ def test_a_loop_that_clips_pays_no_more_than_one_that_does_not(calls: Any) -> No
     assert added[1] < MOST["bf16_clip"]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("tensors", "most"), [(79, 15_200), pytest.param(295, 51_300, marks=pytest.mark.slow)])
 def test_a_traced_step_pays_by_the_op(calls: Any, tensors: int, most: int) -> None:
@@ -39,6 +40,7 @@ def test_a_traced_step_pays_by_the_op(calls: Any, tensors: int, most: int) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two trainings of some hundred steps, each call of theirs counted: minutes beside others
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", MOST)
 def test_a_step_costs_no_more_with_more_parameters(calls: Any, name: str) -> None:

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 
 import ampscope  # noqa: E402  # after the check that torch is there
 from ampscope import provenance  # noqa: E402
+from ampscope.trace.evidence import Evidence  # noqa: E402
 from ampscope.trace.read.run import Run  # noqa: E402
 from ampscope.trace.schema import IncidentRow, Node, Phase, ReplayStatus, Table  # noqa: E402
-from ampscope.trace.schema.tables import details  # noqa: E402
 from tests.integration.frameworks.data_parallel.settings import BAD, SETTINGS  # noqa: E402
 from tests.support.torchrun import torchrun  # noqa: E402
 
@@ -113,13 +113,14 @@ def poisoned(run: Run, ranks: int) -> None:
 
 
 def received(row: IncidentRow, name: str, *, overflows: bool, ranks: int) -> None:
-    evidence = details(row.evidence)["reduction"]
-    assert evidence["ranks"] == ranks
-    assert evidence["by"] == ("" if SETTINGS[name].sum_by_hand else "DistributedDataParallel")
-    assert evidence["hook"] == ("fp16_compress_hook" if SETTINGS[name].hook else "")
-    assert evidence["dtype"] == ("float16" if SETTINGS[name].hook else "float32")
-    assert evidence["overflows"] is overflows
-    assert (evidence["largest"] > torch.finfo(torch.float16).max) is overflows
+    reduction = Evidence.of(row).reduction
+    assert reduction is not None
+    assert reduction.ranks == ranks
+    assert reduction.by == ("" if SETTINGS[name].sum_by_hand else "DistributedDataParallel")
+    assert reduction.hook == ("fp16_compress_hook" if SETTINGS[name].hook else "")
+    assert reduction.dtype == ("float16" if SETTINGS[name].hook else "float32")
+    assert reduction.overflows is overflows
+    assert (reduction.largest > torch.finfo(torch.float16).max) is overflows
     assert ("ends at 65504" in row.replay_reason) is overflows
 
 
