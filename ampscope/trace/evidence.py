@@ -7,10 +7,11 @@ not been written.
 from __future__ import annotations
 
 import json
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from ampscope.trace.schema import IncidentRow, Phase
 from ampscope.trace.schema.tables import details
 
 _NOTHING = object()
+_MOST_DIGITS = 18  # of the number of an op: all that an int64 may have
 _COLUMN: Mapping[str, bool] = {"column": True}  # marks a field that is a column of its own, not part of the JSON
 
 
@@ -152,8 +154,8 @@ class Evidence:
 
     @staticmethod
     def of(row: IncidentRow) -> Evidence:
-        """Reads the evidence of an incident's row."""
-        return _of_text(row.evidence)
+        """Reads the evidence of an incident's row, its columns included."""
+        return replace(_of_text(row.evidence), bad_params=tuple(row.bad_params), over_budget=row.over_budget)
 
 
 T = TypeVar("T")
@@ -216,16 +218,23 @@ def _pairs(key: _Reader, value: _Reader, found: Mapping[str, object]) -> dict[ob
 
 def _whole(value: object) -> object:
     """Returns a whole number, also where it is the key of an object and thus a text."""
-    if isinstance(value, str) and value.isdecimal():
+    if isinstance(value, str) and value.isdecimal() and len(value) <= _MOST_DIGITS:
         return int(value)
     return value if type(value) is int else _NOTHING
+
+
+def _number(value: object) -> object:
+    """Returns a number as a float; a whole one that no float holds is damage."""
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        return _NOTHING
+    return float(value) if isinstance(value, (int, float)) else _NOTHING
 
 
 _PLAIN: dict[type, _Reader] = {
     str: lambda value: value if isinstance(value, str) else _NOTHING,
     bool: lambda value: value if isinstance(value, bool) else _NOTHING,
     int: _whole,
-    float: lambda value: float(value) if isinstance(value, (int, float)) else _NOTHING,
+    float: _number,
     type(None): lambda value: None if value is None else _NOTHING,
 }
 

@@ -59,6 +59,13 @@ def test_all_of_it_comes_back(tmp_path: Path) -> None:
     assert read_back(WHOLE.as_json(), tmp_path / "run") == WHOLE
 
 
+def test_the_columns_belong_to_it(tmp_path: Path) -> None:
+    trace = TraceBuilder(tmp_path / "run")
+    trace.incident(bad_params=("fc.weight",), over_budget=True)
+    (row,) = open_run(trace.close()).rows(Table.INCIDENTS)
+    assert Evidence.of(row) == Evidence(bad_params=("fc.weight",), over_budget=True)
+
+
 def test_what_is_as_by_default_is_not_written() -> None:
     assert Evidence(over_budget=True, bad_params=("fc.weight",)).as_json() == "{}"  # both are columns
     assert json.loads(Evidence(source=ProgramLine(line=3)).as_json()) == {"source": {"line": 3}}
@@ -75,6 +82,8 @@ def test_what_is_as_by_default_is_not_written() -> None:
             Evidence(state=(BadTensor(name="a", finite_at=2),)),
         ),
         ('{"hidden": [[1, 2], [3], [4, "x"]], "unheard_of": 1}', Evidence(hidden=((1, 2),))),
+        (f'{{"lost": {{"a": {10**400}, "b": 0.5}}, "loss_apart": -{10**400}}}', Evidence(lost={"b": 0.5})),
+        (f'{{"distinct": {{"{"9" * 5000}": [9, 2], "4": [9, 2]}}}}', Evidence(distinct={4: (9, 2)})),
         ('{"distinct": {"4": [9, 2], "x": [9, 2], "5": [9]}, "source": 4}', Evidence(distinct={4: (9, 2)})),
     ],
 )
