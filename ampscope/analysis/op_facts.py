@@ -10,7 +10,7 @@ from ampscope.analysis import rounding
 from ampscope.analysis.step_graph import StepGraph, operands_of
 from ampscope.provenance import op_name
 from ampscope.trace.dtypes import FINFO, PARTS
-from ampscope.trace.schema import COLLECTIVE_LIBRARIES, ENTRY_NODES, EdgeRow, OpRow, Phase, SiteRow
+from ampscope.trace.schema import COLLECTIVE_LIBRARIES, ENTRY_NODES, SINK_NODES, EdgeRow, OpRow, Phase, SiteRow
 
 #: How many ops back a constant is looked for that should have kept an operand away from zero.
 REACH = 8
@@ -205,6 +205,35 @@ class Executed:
                 if source.site.phase == Phase.BACKWARD and source.seq not in seen:
                     seen.add(source.seq)
                     front.append(source)
+        return False
+
+    def carries(self, scale: float) -> bool:
+        """Whether an op of backward computes with a gradient that is multiplied by the loss scale.
+
+        A derivative that the loop takes to compute its loss from is not, unless of something that was multiplied by it.
+        """
+        if not self._is_read_by_forward():
+            return True
+        seen, front = {self.seq}, [self]
+        while front:
+            op = front.pop()
+            if op.name == "mul" and (scale in dict(op.numbers()).values() or (scale, scale) in op.ranges):
+                return True
+            before = [Executed(self.graph, edge.from_seq) for edge in op.edges if edge.from_seq not in seen]
+            front += [each for each in before if each.site.phase == Phase.BACKWARD]
+            seen.update(each.seq for each in before)
+        return False
+
+    def _is_read_by_forward(self) -> bool:
+        seen, front = {self.seq}, [self.seq]
+        while front:
+            for edge in self.graph.readers[front.pop()]:
+                site = self.graph.site(edge.seq)
+                if site.phase in (Phase.FORWARD, Phase.LOSS) and site.op not in SINK_NODES:
+                    return True
+                if edge.seq not in seen:
+                    seen.add(edge.seq)
+                    front.append(edge.seq)
         return False
 
     def _same_node(self, other: Executed) -> bool:

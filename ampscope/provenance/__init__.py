@@ -23,6 +23,7 @@ from ampscope.provenance.silent_overflows import (
     harmless_births,
     hidden,
     hidden_beside,
+    is_discarded,
     reaches_loss,
 )
 from ampscope.provenance.walk import Origin, is_deliberate, names_infinity, origins
@@ -47,6 +48,7 @@ __all__ = [
     "hidden",
     "hidden_beside",
     "is_deliberate",
+    "is_discarded",
     "is_finite",
     "lost_mass",
     "names_infinity",

@@ -224,6 +224,13 @@ def _counts(seen: Statistics) -> dict[int | None, int]:
 
 #: Ops that choose between values: what they leave out is gone, whatever it was.
 _SELECTS = frozenset({"where", "masked_fill", "nan_to_num", "clamp", "clamp_min", "clamp_max", "threshold_backward"})
+#: Ops whose results are elements of their operands: what they do not take is gone, too.
+_TAKES = frozenset(
+    {
+        *("min", "max", "amin", "amax", "minimum", "maximum", "fmin", "fmax", "relu", "hardtanh", "topk", "sort"),
+        *("index", "index_select", "gather", "masked_select", "slice", "select", "narrow", "take"),
+    }
+)
 #: Ops that read -inf as "not this one".
 _READS_MASKS = frozenset({"_softmax", "_log_softmax", "exp", "logsumexp", "max", "amax", "topk"})
 
@@ -261,6 +268,23 @@ def harmless_births(graph: Graph, among: Iterable[int] | None = None) -> Iterato
     if born:
         harmful = _told_by_a_sink(graph).union(origin.seq for origin in absorbed(graph, born))
         yield from (Birth(seq, _why(graph, seq)) for seq in born if seq not in harmful)
+
+
+def is_discarded(graph: Graph, seq: int) -> bool:
+    """Whether forward went on without the non-finite values of an op: all that it made of them took other elements."""
+    seen, front, left_by = {seq}, [seq], set()
+    while front:
+        for edge in graph.readers[front.pop()]:
+            site = graph.site(edge.seq)
+            forward = site.phase in (Phase.FORWARD, Phase.LOSS) and site.op not in SINK_NODES
+            if edge.seq in seen or not forward or not graph.edge_is_bad(edge):
+                continue
+            seen.add(edge.seq)
+            if graph.bad_output(edge.seq) is not None:
+                front.append(edge.seq)
+            elif any("float" in dtype for dtype in site.out_dtypes):  # a comparison only looks
+                left_by.add(op_name(site.op))
+    return bool(left_by) and left_by <= _SELECTS | _TAKES
 
 
 def _told_by_a_sink(graph: Graph) -> set[int]:

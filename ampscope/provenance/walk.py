@@ -14,6 +14,15 @@ from ampscope.trace.schema.tables import details
 #: Ops that take a 0 of a mask to the -inf which a softmax reads as "not this one".
 _LOGARITHMS = frozenset({"log", "log2", "log10"})
 
+#: Ops each of whose results is a sum over many elements of an operand.
+_SUMS = frozenset(
+    {
+        *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution", "_embedding_bag", "embedding_bag"),
+        *("sum", "mean", "cumsum", "var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm"),
+        *("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm"),
+    }
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -82,7 +91,8 @@ def path_along(towards: dict[int, int], seq: int) -> tuple[int, ...]:
 def is_deliberate(graph: Graph, seq: int) -> bool:
     """Whether an op wrote infinities on purpose: a fill with an infinite scalar, a mask that came as input.
 
-    Only -inf without NaN counts for masks from outside: that is what additive masks are made of.
+    Only -inf without NaN counts for masks from outside: that is what additive masks are made of. A mask is added to
+    what it masks; what is summed over, as by a matrix product, is data.
     """
     site, row = graph.site(seq), graph.bad_output(seq)
     if row is None:
@@ -90,7 +100,22 @@ def is_deliberate(graph: Graph, seq: int) -> bool:
     if not has_nan(row) and names_infinity(site):
         return True
     from_outside = site.op in ENTRY_NODES and site.op != Node.PARAMETER
-    return from_outside and only_minus_infinity(graph, seq)
+    return from_outside and only_minus_infinity(graph, seq) and not _is_summed_over(graph, seq)
+
+
+def _is_summed_over(graph: Graph, seq: int) -> bool:
+    """Whether -inf stays -inf until an op sums over it, and makes every sum that holds one non-finite."""
+    seen, front = {seq}, [seq]
+    while front:
+        for edge in graph.readers[front.pop()]:
+            if edge.seq in seen or edge not in graph.bad_inputs(edge.seq) or graph.bad_output(edge.seq) is None:
+                continue
+            seen.add(edge.seq)
+            if op_name(graph.site(edge.seq).op) in _SUMS:
+                return True
+            if only_minus_infinity(graph, edge.seq):
+                front.append(edge.seq)
+    return False
 
 
 def names_infinity(site: SiteRow) -> bool:

@@ -354,7 +354,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.WHERE_GRAD_TRAP,
         noun="a gradient from the branch that torch.where did not choose",
-        sentence="{op} makes non-finite values for elements that are masked right after it.",
+        sentence="{op} makes non-finite values for elements that forward leaves out after it.",
         remedies=(
             Remedy(
                 text="Make the operand safe before the op, not its result after it: torch.where masks the value, but "

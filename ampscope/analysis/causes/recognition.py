@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass
 
 from ampscope.analysis import rounding
-from ampscope.analysis.causes.catalogue import OP_RULES
+from ampscope.analysis.causes.catalogue import CATALOGUE, OP_RULES
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Match, Reason
 from ampscope.analysis.causes.outside import ChangedSince, FromOthers
 from ampscope.analysis.causes.unknown import Observed, infinite_constant, not_measured
 from ampscope.analysis.op_facts import Executed, cannot_overflow, is_out_of_reach, operand_dtype, unmeasured
 from ampscope.analysis.rounding import is_floating
 from ampscope.analysis.step_graph import StepGraph, module_of_update
-from ampscope.provenance import Origin, absorbed, is_deliberate, op_name
+from ampscope.provenance import Origin, absorbed, is_deliberate, is_discarded, op_name
 from ampscope.trace.dtypes import FLOAT8, PARTS
 from ampscope.trace.schema import ENTRY_NODES, Node, Phase, said
 from ampscope.trace.vocabulary import Cause
@@ -121,7 +121,7 @@ def _in_forward(op: Executed, origin: Origin) -> Recognised:
     swallowed = _swallowed_before(op)
     if swallowed is not None:
         return recognise(op.graph, swallowed)
-    if op.graph.site(origin.sink).op == Node.GRADIENT and _is_masked(op):
+    if op.graph.site(origin.sink).op == Node.GRADIENT and _is_masked(op, cause):
         return Recognised(Cause.WHERE_GRAD_TRAP, op.seq, Phase.FORWARD, reason, masked=True)
     return Recognised(cause, op.seq, Phase.FORWARD, reason)
 
@@ -191,7 +191,7 @@ def _in_backward(op: Executed) -> Recognised:
     if doomed.site.phase == Phase.BACKWARD:  # a gradient of a gradient
         return _matched(doomed, Phase.BACKWARD)
     cause, reason = match(doomed, Phase.FORWARD)
-    cause = Cause.WHERE_GRAD_TRAP if _is_masked(doomed) else cause
+    cause = Cause.WHERE_GRAD_TRAP if _is_masked(doomed, cause) else cause
     return Recognised(cause, doomed.seq, Phase.FORWARD, reason, masked=True)
 
 
@@ -206,7 +206,12 @@ def _doomed_forward(op: Executed) -> Executed | None:
     return None
 
 
-def _is_masked(op: Executed) -> bool:
-    """Whether a selection takes the place of the op's non-finite values at once."""
+def _is_masked(op: Executed, cause: Cause) -> bool:
+    """Whether forward goes on without the op's non-finite values: backward alone meets them, as 0 times an infinity.
+
+    What float32 has as numbers is a matter of precision, unless a mask takes its place at once.
+    """
     readers = [op.graph.site(edge.seq) for edge in op.graph.readers[op.seq]]
-    return any(op_name(site.op) in ("where", "masked_fill") for site in readers if site.phase != Phase.BACKWARD)
+    if any(op_name(site.op) in ("where", "masked_fill") for site in readers if site.phase != Phase.BACKWARD):
+        return True
+    return not CATALOGUE[cause].cured_by_precision and is_discarded(op.graph, op.seq)

@@ -158,7 +158,9 @@ class Context:
         """
         skips, history = self._skips.get(row.optimizer), self._history.get(row.optimizer)
         run = skips.of_step(row.step) if skips is not None else None
-        if run is None or history is None or run.recovered or run.count < RUNAWAY_STEPS or row.loss is None:
+        if run is None or history is None or run.recovered or run.count < RUNAWAY_STEPS:
+            return None
+        if row.loss is None or not math.isfinite(row.loss):
             return None
         losses = history.before(run.first, GROWTH_STEPS)
         if losses.size < RUNAWAY_STEPS:

@@ -33,6 +33,7 @@ from ampscope.analysis.diagnosis.silent_failures import (
     lost_gradient,
     origins_of,
 )
+from ampscope.analysis.op_facts import Executed
 from ampscope.analysis.overview.bad_steps import Sighting
 from ampscope.analysis.results import Incident, PathNode, Tried
 from ampscope.analysis.step_graph import Sites, StepGraph, second_run, source_line
@@ -160,6 +161,8 @@ class Examiner:
         tried = self._tried.get((row.step, row.optimizer), ())
         once = row.replay == ReplayStatus.NOT_REPRODUCED
         twice = second_run(graph, self._replayed(row), origin.seq) if once else None
+        if found.cause is Cause.SCALE_OVERFLOW and not Executed(graph, found.seq).carries(row.scale or 1.0):
+            found = replace(found, cause=Cause.FP16_OVERFLOW)
         found = self._context.judged(row, found, tried, twice)
         if found.cause is Cause.DIVERGENCE and (first := first_overflow(graph)) is not None:
             if isinstance(found.reason, LossGrew):  # then the step's first overflow tells, whatever came of it
