@@ -505,7 +505,7 @@ class StepObserver:
     def scaler_call_ended(self, call: ScalerCall) -> None:
         """A scaler's method has run."""
 
-    def scaler_call_lost(self) -> None:
+    def scaler_call_lost(self, call: ScalerCall) -> None:
         """A scaler's method was left by an exception, an optimizer's own perhaps."""
 
     def attempt_began(self, attempt: StepAttempt) -> None:

@@ -53,6 +53,7 @@ class Cause(StrEnum):
     MISUSE_AUTOCAST_SPANS_STEP = "misuse_autocast_spans_step"
     MISUSE_MISSING_SCALER = "misuse_missing_scaler"
     MISUSE_GRADIENTS_CLEARED = "misuse_gradients_cleared"
+    MISUSE_GRADIENTS_KEPT = "misuse_gradients_kept"
     MISUSE_SCHEDULER_ORDER = "misuse_scheduler_order"
     MISUSE_SCALER_STATE_NOT_RESTORED = "misuse_scaler_state_not_restored"
     MISUSE_SCALER_EACH_STEP = "misuse_scaler_each_step"
@@ -132,6 +133,7 @@ MISTAKES_IN_WORDS: dict[Cause, str] = {
     Cause.MISUSE_AUTOCAST_SPANS_STEP: "an autocast region that spans the optimizer step",
     Cause.MISUSE_MISSING_SCALER: "float16 without a gradient scaler",
     Cause.MISUSE_GRADIENTS_CLEARED: "gradients cleared before the optimizer stepped",
+    Cause.MISUSE_GRADIENTS_KEPT: "gradients of a skipped step that are not cleared",
     Cause.MISUSE_SCHEDULER_ORDER: "a scheduler that steps though the optimizer step was skipped",
     Cause.MISUSE_SCALER_STATE_NOT_RESTORED: "a resumed run whose scaler started afresh",
     Cause.MISUSE_SCALER_EACH_STEP: "a new scaler made for every step",

@@ -46,6 +46,13 @@ class TurnedBad(Reason):
             text = f"{self._subject} would hold {held} among {self.numel:,} elements after step {self.bad_at:,}"
             return f"{text}{more.replace('did', 'would')}: its optimizer was stepped on copies first."
         when = "before the update of" if self.when == Looked.BEFORE else "after"
+        if self.kind == StateKind.SETTING:
+            text = f"{self._subject} was {'NaN' if self.nan else 'infinite'} {when} step {self.bad_at:,}{more}: every "
+            text += "weight that it steps takes a value that is not finite, whatever its gradient."
+            since = self.finite_at
+            return (
+                text if since is None else f"{text} It was finite when the optimizer stepped last, at step {since:,}."
+            )
         text = f"{self._subject} held {held} among {self.numel:,} elements {when} step {self.bad_at:,}{more}."
         if self.finite_at is None:
             return f"{text} It was not seen finite before."
@@ -55,6 +62,8 @@ class TurnedBad(Reason):
 
     @property
     def _subject(self) -> str:
+        if self.kind == StateKind.SETTING:
+            return f"The optimizer's {self.name}, by which it steps {self.owner} and the others of its group,"
         dtype = f" ({self.dtype})" if self.dtype else ""
         if self.kind == StateKind.OPTIMIZER:
             return f"{self.name}{dtype}, which the optimizer keeps of {self.owner},"
@@ -179,31 +188,44 @@ def _and_more(others: int) -> str:
 def _bad_state(occurrence: Occurrence) -> str:
     reason = occurrence.reason
     text = reason.in_words if isinstance(reason, TurnedBad) else "The optimizer's state is not finite."
+    if isinstance(reason, TurnedBad) and reason.kind == StateKind.SETTING:
+        return text
     if isinstance(reason, TurnedBad) and reason.when != Looked.AFTER:
         return f"{text} An update that is made with it leaves the weight where it is, or makes NaN of it."
     return f"{text} Every later update is made with it, so the weight stands still or becomes NaN; nothing undoes it."
 
+
+def _against_bad_state(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    reason = occurrence.reason
+    if isinstance(reason, TurnedBad) and reason.kind == StateKind.SETTING:
+        text = f"Keep {reason.name} finite where the loop computes it; the gradients of skipped steps are not."
+        code = f"if not math.isfinite({reason.name}):\n    raise ValueError(f'{reason.name} is {{{reason.name}}}')"
+        return (cause_entry.advice(cause_entry.BEFORE, text, code),)
+    return _STATE_REMEDIES
+
+
+_STATE_REMEDIES = (
+    Remedy(
+        text="Throw the state of that parameter away, or load a checkpoint from before it went bad: later "
+        "steps do not repair it.",
+        code="optimizer.state.pop(parameter)",
+        untried=cause_entry.BEFORE,
+    ),
+    Remedy(
+        text="Keep gradients from growing so large that their squares leave the range of the state's dtype, "
+        "and keep the state in float32.",
+        code="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)",
+        kind=Form.OPTIMIZER_CLIPPED,
+        untried="a replay tries it where the optimizer's own step made the value",
+    ),
+)
 
 ENTRIES = (
     CauseEntry(
         cause=Cause.BAD_OPTIMIZER_STATE,
         noun="optimizer state that is not finite",
         sentence=_bad_state,
-        remedies=(
-            Remedy(
-                text="Throw the state of that parameter away, or load a checkpoint from before it went bad: later "
-                "steps do not repair it.",
-                code="optimizer.state.pop(parameter)",
-                untried=cause_entry.BEFORE,
-            ),
-            Remedy(
-                text="Keep gradients from growing so large that their squares leave the range of the state's dtype, "
-                "and keep the state in float32.",
-                code="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)",
-                kind=Form.OPTIMIZER_CLIPPED,
-                untried="a replay tries it where the optimizer's own step made the value",
-            ),
-        ),
+        remedies=_against_bad_state,
         recognised_in="analysis.diagnosis.bad_state",
         cured_by_precision=None,
     ),

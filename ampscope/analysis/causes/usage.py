@@ -29,6 +29,14 @@ class HalfState(Reason):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BecameHalf(Reason):
+    """Parameters that were trained in float32 are float16 since the step before."""
+
+    parameters: int
+    of: int  #: those of the optimizer that have gradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRateMoved(Reason):
     """The learning rate moved on after skipped steps."""
 
@@ -124,10 +132,25 @@ def _half_parameters(occurrence: Occurrence) -> str:
     if isinstance(reason, HalfState):
         made = f"{occurrence.op_in_words} made a number that is not finite in it"
         return f"The optimizer computes in {reason.dtype}, and {made}."
+    if isinstance(reason, BecameHalf):
+        return (
+            f"{reason.parameters:,} of the optimizer's {reason.of:,} parameters with gradients were float32 at the "
+            "step before and are float16 now: something in between cast them, as .half() or .to(dtype) does with "
+            "every module that holds them. A GradScaler cannot unscale float16 gradients."
+        )
     return (
         "The parameters themselves are float16, so their gradients are too, and a GradScaler cannot unscale those. "
         "Autocast wants float32 parameters and casts them op by op."
     )
+
+
+def _against_half_parameters(occurrence: Occurrence) -> tuple[Remedy, ...]:
+    if isinstance(occurrence.reason, BecameHalf):
+        text = "Cast a copy for what needs half precision (a validation, an export), or run the model under autocast."
+        return (cause_entry.advice(cause_entry.BEFORE, text, "pipeline = copy.deepcopy(model).to(torch.float16)"),)
+    text = "Keep the parameters in float32 and let autocast choose the precision of each op."
+    code = "model.float()\nwith torch.autocast(device_type, dtype=torch.float16):\n    loss = step(batch)"
+    return (cause_entry.advice(cause_entry.BEFORE, text, code, Change.FP32),)
 
 
 def _schedule_runs_ahead(occurrence: Occurrence) -> str:
@@ -170,14 +193,7 @@ ENTRIES = (
         recognised_in="",
         correct="The parameters are float32; autocast alone chooses half precision",
         sentence=_half_parameters,
-        remedies=(
-            Remedy(
-                text="Keep the parameters in float32 and let autocast choose the precision of each op.",
-                code="model.float()\nwith torch.autocast(device_type, dtype=torch.float16):\n    loss = step(batch)",
-                kind=Change.FP32,
-                untried=cause_entry.BEFORE,
-            ),
-        ),
+        remedies=_against_half_parameters,
         rules=(OpRule(Turn.OPTIMIZER_DTYPE, _half_state, Phase.OPTIMIZER),),
     ),
     UsageEntry(
@@ -285,6 +301,22 @@ ENTRIES = (
         ),
         remedies=(_ONCE_A_STEP,),
         of_scaler=True,
+    ),
+    UsageEntry(
+        cause=Cause.MISUSE_GRADIENTS_KEPT,
+        correct="Gradients are cleared after each step, also after one that the scaler skips",
+        of_scaler=True,
+        sentence=(
+            "The scaler skipped a step because its gradients were not finite, and nothing cleared them: the next "
+            "backward adds to them, an infinity plus anything is not finite, and each step from then on is skipped, at "
+            "whatever loss scale."
+        ),
+        remedies=(
+            in_loop(
+                text="Clear the gradients after each step, in the branch of a skipped one too.",
+                code="scaler.step(optimizer)\nscaler.update()\noptimizer.zero_grad()",
+            ),
+        ),
     ),
     UsageEntry(
         cause=Cause.MISUSE_GRADIENTS_CLEARED,

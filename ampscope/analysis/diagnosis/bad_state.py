@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
@@ -20,6 +20,7 @@ from ampscope.trace.schema import ENTRY_NODES, IncidentRow, Looked, Node, Phase,
 from ampscope.trace.vocabulary import Cause, Severity
 
 _CAUSES: dict[str, Cause] = {
+    StateKind.SETTING: Cause.BAD_OPTIMIZER_STATE,
     StateKind.OPTIMIZER: Cause.BAD_OPTIMIZER_STATE,
     StateKind.WEIGHT: Cause.BAD_WEIGHT,
     StateKind.BUFFER: Cause.BAD_BUFFER,
@@ -86,7 +87,7 @@ def _located(incident: Incident, reason: TurnedBad, graph: StepGraph, found: Rec
 
 
 def _state_incident(row: IncidentRow, reason: TurnedBad, rank: int, cause: Cause) -> Incident:
-    written_by_optimizer = reason.kind in (StateKind.OPTIMIZER, StateKind.WEIGHT)
+    written_by_optimizer = reason.kind in (StateKind.SETTING, StateKind.OPTIMIZER, StateKind.WEIGHT)
     return Incident(
         step=reason.bad_at,
         last_step=reason.bad_at,
@@ -242,20 +243,54 @@ def with_writers(found: Sequence[Examined]) -> list[Examined]:
     ordered = sorted(found, key=lambda each: each.incident.step)
     writers: dict[tuple[int, str], Examined] = {}
     readers: dict[int, Incident] = {}  # by the position of who wrote what it read: the first of them
+    begun: dict[int, Incident] = {}  # likewise, what the same step came to that goes on with what it wrote
     linked = list(found)
     for each in ordered:
         for name in each.leaves:
             writers[each.incident.rank, name] = each
     for place, each in enumerate(found):
         wrote = _writer(each, writers)
-        if wrote is not None:
+        if wrote is None:
+            continue
+        if _is_of_the_step(each.incident, wrote.incident):
+            begun.setdefault(found.index(wrote), each.incident)
+        else:
             linked[place] = each._replace(incident=_since(each.incident, wrote.incident))
             readers.setdefault(found.index(wrote), each.incident)
+    for place, came_to in begun.items():
+        linked[place] = found[place]._replace(
+            incident=_with_what_came_of_it(found[place].incident, came_to), matters=True
+        )
+    steps = {(found[place].incident.rank, found[place].incident.step) for place in begun}
     return [
-        each._replace(incident=_read_by(each, readers.get(place)))
+        each if place in begun else each._replace(incident=_read_by(each, readers.get(place)))
         for place, each in enumerate(linked)
-        if each.matters or (place in readers and each.incident.op)
+        if not _is_read_in(steps, each) and (each.matters or (place in readers and each.incident.op))
     ]
+
+
+def _is_read_in(steps: Collection[tuple[int, int]], read: Examined) -> bool:
+    """Whether one of some steps, by rank and number, read what it had computed, as far as any writer is known."""
+    came_in = isinstance(read.reason, CameIn) and read.reason.carried and read.incident.written_by is None
+    return came_in and (read.incident.rank, read.incident.step) in steps
+
+
+def _is_of_the_step(read: Incident, wrote: Incident) -> bool:
+    """Whether a step itself computed what it read, before it called the model: no step before it has to do with it."""
+    between = wrote.trigger == Trigger.NONFINITE_CARRIED and read.trigger != Trigger.NONFINITE_CARRIED
+    return between and wrote.op != "" and wrote.step == read.step
+
+
+def _with_what_came_of_it(wrote: Incident, read: Incident) -> Incident:
+    text = f"{wrote.explanation} The loop computes that before it calls the model, in the same step."
+    return replace(
+        wrote,
+        trigger=read.trigger,
+        tripped=read.tripped,
+        replay=read.replay,
+        replay_reason=read.replay_reason,
+        explanation=text,
+    )
 
 
 def _writer(examined: Examined, writers: dict[tuple[int, str], Examined]) -> Examined | None:

@@ -14,7 +14,13 @@ import numpy as np
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.causes.unknown import Observed
-from ampscope.analysis.causes.usage import LearningRateMoved, OptimizerRestored, ScaleForgotten, WithoutEffect
+from ampscope.analysis.causes.usage import (
+    BecameHalf,
+    LearningRateMoved,
+    OptimizerRestored,
+    ScaleForgotten,
+    WithoutEffect,
+)
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.own_words import program_of
 from ampscope.analysis.results import Finding, SourceLine
@@ -250,6 +256,10 @@ def findings(
     return tuple(sorted(found, key=lambda finding: (finding.step, finding.cause not in _ROOTS)))
 
 
+#: In the code of the remedy that such a diff writes into the program.
+_WIDENED = "model.float()"
+
+
 def _with_weights(found: Sequence[Finding], run: Run) -> list[Finding]:
     """With the model's weights in float32 as a diff, where their dtype is the mistake: made in another line than it."""
     if all(each.cause is not Cause.HALF_PARAMS for each in found):
@@ -258,7 +268,9 @@ def _with_weights(found: Sequence[Finding], run: Run) -> list[Finding]:
     mended = []
     for each in found:
         diff = own_words.of_weights(program, each.source) if each.cause is Cause.HALF_PARAMS and each.source else None
-        advice = tuple(replace(remedy, diff=remedy.diff or diff) for remedy in each.remedies)
+        advice = tuple(
+            replace(remedy, diff=remedy.diff or (diff if _WIDENED in remedy.code else None)) for remedy in each.remedies
+        )
         mended.append(replace(each, remedies=advice))
     return mended
 
@@ -290,6 +302,8 @@ def _recorded(row: FindingRow) -> Finding:
 def _reason(cause: Cause, evidence: dict[str, Any]) -> Reason:
     if evidence.get("optimizer_steps"):
         return OptimizerRestored(steps=evidence["optimizer_steps"])
+    if cause is Cause.HALF_PARAMS and evidence.get("cast"):
+        return BecameHalf(parameters=evidence["parameters"], of=evidence["of"])
     if cause in (Cause.NOTHING_TRAINS, Cause.GRADIENTS_NOT_CLEARED, Cause.RANKS_NOT_REDUCED):
         return _without_effect(evidence)
     return Observed(sentence=f"evidence: {evidence}") if cause is Cause.UNKNOWN else NOTHING_MORE
@@ -340,7 +354,7 @@ def _finding(
         cause=cause,
         source=source,
         explanation=explained(cause, form, reason),
-        remedies=fixes(cause, form, source, framework),
+        remedies=fixes(cause, form, source, framework, reason),
     )
 
 

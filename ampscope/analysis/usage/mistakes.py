@@ -40,7 +40,11 @@ def explained(cause: Cause, form: MistakeForm | None, reason: Reason = NOTHING_M
 
 
 def fixes(
-    cause: Cause, form: MistakeForm | None, source: SourceLine | None = None, framework: str = ""
+    cause: Cause,
+    form: MistakeForm | None,
+    source: SourceLine | None = None,
+    framework: str = "",
+    reason: Reason = NOTHING_MORE,
 ) -> tuple[Remedy, ...]:
     """Returns the remedies of a mistake, the first with a change of the loop that made it, where its file is at hand.
 
@@ -49,11 +53,12 @@ def fixes(
         form: In which form it was made.
         source: The line that made it.
         framework: The one that unscales and steps for the user, empty where the loop does.
+        reason: What was seen of it.
     """
     if (hook := _in_framework(cause, form).get(framework)) is not None:
         return (replace(hook, kind="usage"),)
     fix = _form(form).fix
-    found = (fix,) if fix is not None else CATALOGUE[cause].advice(Occurrence())
+    found = (fix,) if fix is not None else CATALOGUE[cause].advice(Occurrence(reason=reason))
     diff = diff_of(cause, form, source)
     return tuple(replace(each, kind="usage", diff=diff if each is found[0] else None) for each in found)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events import BackwardCall, EndedStep, RunEnd, StepAttempt, StepObserver, StepStart
+from ampscope.capture.loop_state.held_state import largest
 from ampscope.capture.loop_state.state_watch import MOST_NAMED, is_due
 from ampscope.capture.step import gradients
 from ampscope.capture.torch_support.guard import Guard
@@ -56,8 +57,32 @@ class _Kept:
         return gradient if parameter is not None and parameter.grad is gradient else None
 
 
+@dataclass(slots=True)
+class _Skipped:
+    """The gradients of a step that the scaler skipped, until somebody changes one of them."""
+
+    step: int
+    place: Place | None
+    held: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]]  #: each with its parameter, and its version
+    bad: Tensor | None = None  #: whether any was not finite still when the next backward began
+
+    def now(self) -> list[Tensor]:
+        """The gradients; none where one of them is no longer its parameter's, or has been changed."""
+        there = []
+        for gradient, parameter, version in self.held:
+            value, owner = gradient(), parameter()
+            if value is None or owner is None or owner.grad is not value or version_counter(value) != version:
+                return []
+            there.append(value)
+        return there
+
+    def renew(self) -> None:
+        """Takes down what a backward has added to."""
+        self.held = [(each, of, version_counter(now)) for each, of, _ in self.held if (now := each()) is not None]
+
+
 class KeptGradients:
-    """Follows a gradient of each optimizer from step to step, until somebody clears it."""
+    """Follows a gradient of each optimizer from step to step, until somebody clears it; and all of a skipped step."""
 
     def __init__(self, models: Models, readback: Readback, report: ReportMistake) -> None:
         self._models = models
@@ -65,9 +90,17 @@ class KeptGradients:
         self._report = report
         self._followed: dict[int, _Kept] = {}  # by number of the optimizer
         self._cleared: set[int] = set()  # numbers of those that were cleared once, or told
+        self._skipped: dict[int, _Skipped] = {}  # by number of the optimizer
+        self._told_skipped: set[int] = set()
 
     def backward_began(self) -> None:
         """Lets go of those that the loop has changed since the backward, or the step, before."""
+        for number, skipped in list(self._skipped.items()):
+            gradients = skipped.now()
+            if not gradients:
+                del self._skipped[number]
+            elif skipped.bad is None:
+                skipped.bad = ~torch.stack(largest(gradients)).isfinite().all()
         for number, kept in list(self._followed.items()):
             gradient = kept.now()
             if gradient is None or version_counter(gradient) != kept.version:
@@ -78,6 +111,8 @@ class KeptGradients:
 
     def backward_ended(self) -> None:
         """Takes down what it has added to."""
+        for skipped in self._skipped.values():
+            skipped.renew()
         for kept in self._followed.values():
             gradient = kept.now()
             if gradient is not None and version_counter(gradient) != kept.version:
@@ -85,6 +120,7 @@ class KeptGradients:
 
     def step_ended(self, attempt: StepAttempt) -> None:
         """Counts a step made with what was never cleared."""
+        self._look_at_skipped(attempt)
         if attempt.index in self._cleared or not isinstance(attempt.optimizer, Optimizer):
             return
         kept = self._followed.get(attempt.index)
@@ -98,6 +134,26 @@ class KeptGradients:
                 kept.norm = torch.linalg.vector_norm(gradient.detach())
             if kept.steps == _LONG_KEPT:
                 self._tell(attempt.index, kept)
+
+    def _look_at_skipped(self, attempt: StepAttempt) -> None:
+        """Follows what a skipped step leaves, and tells where the next one is skipped with it."""
+        before, is_skip = self._skipped.pop(attempt.index, None), attempt.scaling is not None and not attempt.stepped
+        if not is_skip or attempt.index in self._told_skipped or not isinstance(attempt.optimizer, Optimizer):
+            return
+        if before is not None and before.bad is not None:
+            self._readback.fetch({"bad": before.bad}, lambda known: self._was_kept(attempt.index, before, known))
+        ours = [
+            (weakref.ref(gradient), weakref.ref(parameter), version_counter(gradient))
+            for parameter, gradient in OptimizerView(attempt.optimizer).with_gradients
+            if type(gradient) is Tensor and gradient.layout is torch.strided
+        ]
+        self._skipped[attempt.index] = _Skipped(attempt.step, user_place(), ours)
+
+    def _was_kept(self, number: int, skipped: _Skipped, known: Values) -> None:
+        if known["bad"] and number not in self._told_skipped:
+            self._told_skipped.add(number)
+            self._skipped.pop(number, None)
+            self._report(Mistake(Cause.MISUSE_GRADIENTS_KEPT, skipped.place, skipped.step))
 
     def _follow(self, attempt: StepAttempt) -> None:
         if OptimizerView(attempt.optimizer).has_own_step:  # some are made for sums

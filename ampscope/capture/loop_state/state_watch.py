@@ -102,6 +102,19 @@ class StateWatch(StepObserver):
         self._once_finite: set[str] = set()  # names of what was
         self._finite_at: dict[int, int] = {}  # by number of the optimizer, the last step after which all was finite
         self.suspected: set[int] = set()  #: numbers of optimizers at which the latest look found what is not finite
+        self._told_well: dict[int, int] = {}  # by number of the optimizer, its last step by numbers that are finite
+
+    def optimizer_steps(self, attempt: StepAttempt) -> None:
+        """Looks at the numbers of the optimizer's groups: one that is NaN makes every weight so that it steps."""
+        spoilt = OptimizerView(attempt.optimizer).spoilt_numbers
+        if not spoilt:
+            self._told_well[attempt.index] = attempt.step
+        elif not attempt.left_out:
+            bad = []
+            for key, value, group in spoilt:
+                owners = [known[0] for each in group["params"] if (known := self._models.parameters.get(id(each)))]
+                bad += [Held(StateKind.SETTING, key, owner, torch.tensor(value)) for owner in owners[:1]]
+            self._tell(bad, attempt.index, attempt.step, None, Looked.BEFORE, self._told_well.get(attempt.index))
 
     def step_ended(self, ended: EndedStep) -> None:
         """Looks, if the turn has come, and while no step is known that has ruined all of it."""
@@ -155,8 +168,9 @@ class StateWatch(StepObserver):
         step: int,
         attempt: StepAttempt | None,
         when: Looked = Looked.AFTER,
+        finite_at: int | None = None,
     ) -> None:
-        finite_at = self._finite_at.get(optimizer)
+        finite_at = self._finite_at.get(optimizer) if finite_at is None else finite_at
         noted = functools.partial(self._history.note_bad, step=step, finite_at=finite_at, when=when)
         new = [each for each in bad if noted(each)]
         seen = [(each, self._history.of(each)) for each in new]
@@ -218,6 +232,7 @@ STATE_TRIGGERS: dict[StateKind, Trigger] = {
     StateKind.BUFFER: Trigger.NONFINITE_BUFFER,
     StateKind.OPTIMIZER: Trigger.NONFINITE_STATE,
     StateKind.CARRIED: Trigger.NONFINITE_STATE,
+    StateKind.SETTING: Trigger.NONFINITE_STATE,
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ampscope.capture.changes.replay_results import ReplayResult
-from ampscope.capture.events import BackwardCall, EndedStep, ModuleCall, RunEnd, StepObserver
+from ampscope.capture.events import BackwardCall, EndedStep, ModuleCall, RunEnd, ScalerCall, StepObserver
 from ampscope.capture.loop_state.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.step.incidents import Incidents
@@ -82,7 +82,7 @@ class FailedCalls(StepObserver):
             self._in_backward = False
             self._note_passing(Phase.BACKWARD)
 
-    def scaler_call_lost(self) -> None:
+    def scaler_call_lost(self, _: ScalerCall) -> None:
         """A method of a scaler raised, or the optimizer in it; by its name an error tells from what stops a program."""
         self._note_passing(Phase.OPTIMIZER, on_purpose=RunEnd(sys.exc_info()[1]).failure is not None)
 

@@ -228,7 +228,7 @@ class StepWatch:
             try:
                 call.result = proceed()
             except Exception:
-                self._observers.tell(StepObserver.scaler_call_lost)
+                self._observers.tell(StepObserver.scaler_call_lost, call)
                 raise
             self._scaler_call_ended(call)
         finally:
@@ -244,7 +244,7 @@ class StepWatch:
             try:
                 call.result, call.attempt = self._endings.through_scaler(call, proceed)
             except Exception:
-                self._observers.tell(StepObserver.scaler_call_lost)
+                self._observers.tell(StepObserver.scaler_call_lost, call)
                 raise
         else:  # how another model's optimizer is used is no concern of this run
             self._endings.attempts.gradients_complete()

@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from math import isfinite, isnan
 from operator import itemgetter
 from types import CodeType, FrameType, MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, Protocol, cast
@@ -94,6 +95,19 @@ class OptimizerView(NamedTuple):
         """The parameters, by ``id``, whose learning rate is zero now."""
         groups = (group for group in self.groups if not group.get("lr", 1.0))
         return frozenset(id(parameter) for group in groups for parameter in group["params"])
+
+    @property
+    def spoilt_numbers(self) -> list[tuple[str, float, dict[str, Any]]]:
+        """The numbers of its groups that make every weight non-finite, each with its key and its group.
+
+        That is any NaN, and a learning rate that is infinite; other settings may be infinite to be without effect.
+        """
+        return [
+            (key, value, group)
+            for group in getattr(self.optimizer, "param_groups", ())
+            for key, value in group.items()
+            if type(value) is float and not isfinite(value) and (key == "lr" or isnan(value))
+        ]
 
     @property
     def epsilons(self) -> Iterator[tuple[float, torch.dtype]]:

@@ -320,15 +320,18 @@ class HalfGradients:
     """Recognises gradients that are float16 themselves, since their parameters are: no scaler unscales those."""
 
     def __init__(self) -> None:
-        self._checked: set[int] = set()  # ids of optimizers
+        self._found: dict[int, bool] = {}  # whether there were any, by ``id`` of the optimizer
 
-    def check(self, optimizer: Optimizer, parameters: Iterable[Tensor]) -> Mistake | None:
-        """The mistake; the gradients of each optimizer are looked at once."""
-        if id(optimizer) in self._checked:
+    def check(self, optimizer: Optimizer, *, refused: bool = False) -> Mistake | None:
+        """The mistake; the gradients of each optimizer are looked at once, and when a scaler has ``refused`` them."""
+        before = self._found.get(id(optimizer))
+        if before or (before is not None and not refused):
             return None
-        self._checked.add(id(optimizer))
-        half = [p for p in parameters if p.grad is not None and p.grad.dtype is torch.float16]
-        return Mistake(Cause.HALF_PARAMS, user_place(), evidence={"parameters": len(half)}) if half else None
+        held = [p for p in OptimizerView(optimizer).parameters if p.grad is not None]
+        half = [p for p in held if p.grad is not None and p.grad.dtype is torch.float16]
+        self._found[id(optimizer)] = bool(half)
+        found = {"parameters": len(half), "of": len(held), "cast": before is not None}
+        return Mistake(Cause.HALF_PARAMS, user_place(), evidence=found) if half else None
 
 
 def _nothing() -> None:

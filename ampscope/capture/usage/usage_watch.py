@@ -135,6 +135,11 @@ class UsageWatch(StepObserver):
         elif call.method is ScalerMethod.LOAD_STATE_DICT:
             self.restored(call.number)
 
+    def scaler_call_lost(self, call: ScalerCall) -> None:
+        """Checks whether it refuses gradients that have become float16."""
+        if call.method in (ScalerMethod.UNSCALE, ScalerMethod.STEP):
+            self._report(self._half.check(call.argument, refused=True), self._step_of(call.argument))
+
     def bare_step(self, bare: BareStep) -> None:
         """Checks an optimizer that steps without the scaler."""
         if bare.late:
@@ -313,7 +318,7 @@ class UsageWatch(StepObserver):
             self._edits.take() or self._unscaled_by_hand(parameters),
             self._calls.unscale_begins(scaler, optimizer) if by_loop else None,
             self._calls.wrong_scale(scaler, optimizer, self._scales.scalers_of(parameters), unscaled=unscaled),
-            self._half.check(optimizer, parameters),
+            self._half.check(optimizer),
         )
         for mistake in mistakes:
             if mistake is not None:

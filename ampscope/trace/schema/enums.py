@@ -176,6 +176,7 @@ class StateKind(StrEnum):
     BUFFER = "buffer"  #: a buffer of a watched model
     OPTIMIZER = "optimizer_state"  #: what an optimizer keeps of a parameter: a moment, a momentum
     CARRIED = "carried"  #: a tensor of the loop's own that one step leaves to the next
+    SETTING = "setting"  #: a number of an optimizer's groups, as its learning rate
 
 
 class Looked(StrEnum):
