@@ -76,11 +76,19 @@ def _in_framework(cause: Cause, form: MistakeForm | None) -> dict[str, Remedy]:
 _GROWS_WITH_SCALE = explained(Cause.MISUSE_NO_UNSCALE, MistakeForm.LOSS_OF_SCALED_GRADIENTS)
 
 
+#: Causes of skipped steps by the scale alone.
+_OF_SCALE = frozenset({Cause.SCALE_OVERFLOW, Cause.BENIGN_INITIAL_CALIBRATION, Cause.BENIGN_SCALE_ADJUSTMENT})
+
+
 def of_mistakes(incidents: Iterable[Incident], mistakes: Sequence[Finding]) -> list[Incident]:
     """The incidents; a loss scale that is too large for a loss that grows with it, with the mistake that makes it so.
 
-    Neither a smaller loss nor a smaller scale is the remedy there, but the one of the mistake.
+    Neither a smaller loss nor a smaller scale is the remedy there, but the one of the mistake. Steps that are skipped
+    for what an earlier one has left in the gradients say nothing of the scale.
     """
+    kept = min((each.step for each in mistakes if each.cause is Cause.MISUSE_GRADIENTS_KEPT), default=None)
+    if kept is not None:
+        incidents = [each for each in incidents if each.cause not in _OF_SCALE or each.last_step <= kept]
     growing = [each for each in mistakes if each.explanation == _GROWS_WITH_SCALE]
     return [_of(each, growing) if each.cause is Cause.SCALE_OVERFLOW else each for each in incidents]
 

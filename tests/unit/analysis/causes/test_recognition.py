@@ -340,6 +340,18 @@ def test_a_finite_forward_and_a_backward_that_leaves_half_is_the_loss_scale(op: 
     assert named(step) == (Cause.SCALE_OVERFLOW, Phase.BACKWARD, f"aten.{op}" if "." in op else f"aten.{op}.default")
 
 
+@pytest.mark.parametrize(("seed", "carries"), [(1.0, False), (1024.0, True)])
+def test_a_derivative_that_the_loss_is_computed_from_carries_the_scale_that_it_was_multiplied_by(
+    seed: float, carries: bool
+) -> None:
+    step = Step()
+    forward = step.op("mm", step.entry())
+    handed = step.backward("mul.Tensor", step.entry(), step.entry(out=(seed, seed)), grad_fn="MulBackward0")
+    slope = step.backward("mm", handed, forward, out=OVERFLOWN, of=forward, grad_fn="MmBackward0")
+    step.loss(step.op("mean", slope, out=OVERFLOWN))
+    assert Executed(step.graph(), slope).carries(1024.0) is carries
+
+
 def test_a_division_by_zero_in_backward_is_not_the_loss_scale() -> None:
     step = Step()
     x = step.entry(out=POSITIVE)
@@ -352,7 +364,11 @@ def test_a_division_by_zero_in_backward_is_not_the_loss_scale() -> None:
     [
         ("where.self", Cause.WHERE_GRAD_TRAP),
         ("masked_fill.Scalar", Cause.WHERE_GRAD_TRAP),
-        ("nan_to_num", Cause.DIV_ZERO),
+        ("nan_to_num", Cause.WHERE_GRAD_TRAP),
+        ("minimum", Cause.WHERE_GRAD_TRAP),
+        ("clamp", Cause.WHERE_GRAD_TRAP),
+        ("index.Tensor", Cause.WHERE_GRAD_TRAP),
+        ("sigmoid", Cause.DIV_ZERO),
     ],
 )
 def test_a_value_that_a_mask_hid_in_forward_is_named_there(selects: str, cause: Cause) -> None:
@@ -387,6 +403,22 @@ def test_what_came_in_bad_is_named(node: Node, cause: Cause) -> None:
     graph = step.graph()
     found = recognise(graph, origins(graph)[0])
     assert (found.cause, found.seq, found.reason) == (cause, bad, CameIn(name="the name"))
+
+
+def test_minus_infinity_that_is_summed_over_is_data_and_one_that_is_added_is_a_mask() -> None:
+    step = Step()
+    data = step.entry(Node.INPUT, "counts", out=MASKED)
+    step.loss(step.op("addmm", step.op("_to_copy", data, out=MASKED), out=NOTANUMBER))
+    graph = step.graph()
+    found = recognise(graph, origins(graph)[0])
+    assert (found.cause, found.seq) == (Cause.BAD_INPUT, data)
+    masks = Step()
+    masked = masks.op("add.Tensor", masks.entry(), masks.entry(Node.INPUT, "mask", out=MASKED), out=MASKED)
+    softmax = masks.op("_softmax", masked, out=NOTANUMBER)
+    masks.loss(softmax)
+    graph = masks.graph()
+    found = recognise(graph, origins(graph)[0])
+    assert (found.cause, found.seq) == (Cause.ALL_MASKED_SOFTMAX, softmax)
 
 
 REDUCED = {"group_size": 2, "rank": 0, "reduce": "sum"}

@@ -1,0 +1,281 @@
+"""Faults that lie around the model's calls are told by what they are; their healthy twins are not alarmed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ampscope
+from ampscope.analysis.diagnosis.diagnosis import diagnose
+from ampscope.analysis.results import Diagnosis, Incident
+from ampscope.trace.schema import Phase
+from ampscope.trace.vocabulary import Cause
+
+Watch = Callable[..., Any]
+Program = Callable[[Watch], None]
+HALF = torch.float16
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def scaler(scale: float) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=scale)
+
+
+def loss_of(model: nn.Module, times: float = 1.0) -> Tensor:
+    with torch.autocast("cpu", HALF):
+        out = model(torch.randn(8, 8))
+    return times * out.float().square().mean()
+
+
+def scaled_step(scaling: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    scaling.unscale_(optimizer)
+    nn.utils.clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], 1.0)
+    scaling.step(optimizer)
+    scaling.update()
+
+
+@pytest.fixture
+def diagnosed(tmp_path: Path) -> Callable[[Program], Diagnosis]:
+    def told(program: Program) -> Diagnosis:
+        scopes = []
+
+        def watch(*given: Any) -> None:
+            scopes.append(ampscope.watch(*given, dir=tmp_path / "run", quiet=True))
+
+        torch.manual_seed(0)
+        try:
+            program(watch)
+        except ValueError as error:
+            assert "FP16 gradients" in str(error)  # noqa: PT017  # some programs end so, others do not
+        for scope in scopes:
+            scope.close()
+        return diagnose(tmp_path / "run")
+
+    return told
+
+
+Diagnosed = Callable[[Program], Diagnosis]
+
+
+def is_calm(diagnosis: Diagnosis) -> bool:
+    """Whether nothing of the run is a problem."""
+    return diagnosis.primary is None
+
+
+# -- gradients of a skipped step --------------------------------------------------------------------------------------
+
+
+def skips(clear: Callable[[torch.optim.Optimizer, float], None], micro_batches: int = 1) -> Program:
+    """A loop whose scale is too large for some steps, and that clears as it is told: by the norm of the gradients."""
+
+    def program(watch: Watch) -> None:
+        model, scaling = net(), scaler(2.0**14)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        watch(model, scaling)
+        for step in range(12):
+            for _ in range(micro_batches):
+                scaling.scale(loss_of(model, 1e3)).backward()
+            scaling.unscale_(optimizer)
+            norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+            scaling.step(optimizer)
+            scaling.update()
+            clear(optimizer, norm)
+            assert step >= 0
+
+    return program
+
+
+def only_after_good_steps(optimizer: torch.optim.Optimizer, norm: float) -> None:
+    if norm < float("inf"):
+        optimizer.zero_grad()
+
+
+def always(optimizer: torch.optim.Optimizer, _: float) -> None:
+    optimizer.zero_grad()
+
+
+def in_place(optimizer: torch.optim.Optimizer, _: float) -> None:
+    optimizer.zero_grad(set_to_none=False)
+
+
+def by_data(optimizer: torch.optim.Optimizer, _: float) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad.data.zero_()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_gradients_that_a_skipped_step_leaves_are_told(diagnosed: Diagnosed, micro_batches: int) -> None:
+    found = diagnosed(skips(only_after_good_steps, micro_batches)).primary
+    assert found is not None
+    assert (found.cause, found.step) == (Cause.MISUSE_GRADIENTS_KEPT, 0)
+    assert found.source is not None
+    assert "scaling.step(optimizer)" in found.source.code
+
+
+@pytest.mark.parametrize("clear", [always, in_place, by_data])
+def test_gradients_that_are_cleared_after_a_skip_are_not(diagnosed: Diagnosed, clear: Any) -> None:
+    assert diagnosed(skips(clear)).findings == ()
+
+
+def test_gradients_that_another_loss_adds_to_before_they_are_cleared_are_not(diagnosed: Diagnosed) -> None:
+    """So a GAN does: the generator's backward runs through the critic, whose step clears what that has left."""
+
+    def program(watch: Watch) -> None:
+        critic, generator, scaling = net(), nn.Linear(8, 8), scaler(2.0**15)
+        of_critic, of_generator = (torch.optim.Adam(each.parameters(), 1e-3) for each in (critic, generator))
+        watch([critic, generator], scaling)
+        for _ in range(10):
+            of_critic.zero_grad()
+            scaling.scale(loss_of(critic, 1e3)).backward()
+            scaling.step(of_critic)
+            of_generator.zero_grad()
+            scaling.scale(loss_of(nn.Sequential(generator, critic), 1e3)).backward()
+            scaling.step(of_generator)
+            scaling.update()
+
+    assert all(each.cause is not Cause.MISUSE_GRADIENTS_KEPT for each in diagnosed(program).findings)
+
+
+# -- numbers of the optimizer -----------------------------------------------------------------------------------------
+
+
+def with_numbers(settings: Callable[[int], dict[str, float]]) -> Program:
+    def program(watch: Watch) -> None:
+        model, scaling = net(), scaler(2.0**8)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
+        watch(model, scaling)
+        for step in range(8):
+            optimizer.zero_grad()
+            scaling.scale(loss_of(model)).backward()
+            optimizer.param_groups[0].update(settings(step))
+            scaled_step(scaling, optimizer)
+
+    return program
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_learning_rate_that_is_not_finite_is_told_at_the_step_that_it_ruins(
+    diagnosed: Diagnosed, number: float
+) -> None:
+    found = diagnosed(with_numbers(lambda step: {"lr": number if step == 5 else 1e-2})).primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.step, found.phase, found.module) == (Cause.BAD_OPTIMIZER_STATE, 5, Phase.OPTIMIZER, "0")
+    assert f"The optimizer's lr, by which it steps 0.weight and the others of its group, was {found_word(number)}" in (
+        found.explanation
+    )
+    assert "finite when the optimizer stepped last, at step 4" in found.explanation
+
+
+def found_word(number: float) -> str:
+    return "NaN" if number != number else "infinite"  # noqa: PLR0124
+
+
+def test_a_bound_that_is_infinite_and_a_rate_of_zero_are_not_told(diagnosed: Diagnosed) -> None:
+    assert is_calm(diagnosed(with_numbers(lambda step: {"most": float("inf"), "lr": 1e-2 * (step > 2)})))
+
+
+# -- weights that are cast in between ---------------------------------------------------------------------------------
+
+
+def with_validation(cast: Callable[[nn.Module], nn.Module]) -> Program:
+    def program(watch: Watch) -> None:
+        model, scaling = net(), scaler(2.0**8)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        watch(model, scaling)
+        for step in range(6):
+            optimizer.zero_grad()
+            scaling.scale(loss_of(model)).backward()
+            scaled_step(scaling, optimizer)
+            if step == 2:
+                with torch.no_grad():
+                    cast(model)(torch.randn(4, 8, dtype=HALF))
+
+    return program
+
+
+def test_weights_that_were_cast_between_steps_explain_the_scalers_error(diagnosed: Diagnosed) -> None:
+    found = diagnosed(with_validation(lambda model: model.half())).primary
+    assert found is not None
+    assert (found.cause, found.step) == (Cause.HALF_PARAMS, 3)
+    assert "4 of the optimizer's 4 parameters with gradients were float32 at the step before" in found.explanation
+    assert "deepcopy" in found.remedies[0].code
+
+
+def test_a_copy_that_was_cast_is_not_told(diagnosed: Diagnosed) -> None:
+    assert is_calm(diagnosed(with_validation(lambda model: copy.deepcopy(model).half())))
+
+
+# -- what the loop computes before the model, and derivatives of its own ----------------------------------------------
+
+
+def with_shift(area: Callable[[int], float]) -> Program:
+    def program(watch: Watch) -> None:
+        model, scaling = net(), scaler(2.0**8)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        watch(model, scaling)
+        for step in range(6):
+            side = torch.full((8, 1), area(step), dtype=HALF)
+            ratio = (side * side / 4e4).sqrt()
+            t = ratio / (1 + ratio)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", HALF):
+                out = model(torch.randn(8, 8, dtype=HALF) * t)
+            scaling.scale(out.float().square().mean()).backward()
+            scaled_step(scaling, optimizer)
+
+    return program
+
+
+def test_what_the_loop_computes_before_the_model_is_of_the_step(diagnosed: Diagnosed) -> None:
+    diagnosis = diagnosed(with_shift(lambda step: 512.0 if step == 3 else 200.0))
+    found = diagnosis.primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.step, found.op, found.module) == (Cause.FP16_OVERFLOW, 3, "aten.mul.Tensor", "")
+    assert "The loop computes that before it calls the model, in the same step" in found.explanation
+    assert [each for each in diagnosis.incidents if each.cause is Cause.BAD_INPUT] == []
+
+
+def test_a_small_picture_is_healthy(diagnosed: Diagnosed) -> None:
+    assert is_calm(diagnosed(with_shift(lambda _: 200.0)))
+
+
+def with_penalty(steep: float, *, scaled: bool) -> Program:
+    """A loss of the derivative of the model with respect to its input, as it is or of the scaled loss."""
+
+    def program(watch: Watch) -> None:
+        model, scaling = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), scaler(2.0**10)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+        watch(model, scaling)
+        for step in range(6):
+            x = torch.rand(16, 2, requires_grad=True)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", HALF):
+                y = model(x).float() * (steep if step == 4 else 1.0)
+                of = scaling.scale(y.sum()) if scaled else y.sum()
+                (slope,) = torch.autograd.grad(of, x, create_graph=True)
+                slope = slope / scaling.get_scale() if scaled else slope
+                loss = 1e-3 * F.softsign(slope).square().mean() + 1e-3 * y.clamp(-1, 1).square().mean()
+            scaling.scale(loss).backward()
+            scaled_step(scaling, optimizer)
+
+    return program
+
+
+@pytest.mark.parametrize(("scaled", "cause"), [(False, Cause.FP16_OVERFLOW), (True, Cause.SCALE_OVERFLOW)])
+def test_a_derivative_that_the_loop_takes_carries_the_scale_only_of_a_scaled_loss(
+    diagnosed: Diagnosed, scaled: bool, cause: Cause
+) -> None:
+    found = diagnosed(with_penalty(1e6 if not scaled else 300.0, scaled=scaled)).primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.step, found.phase) == (cause, 4, Phase.BACKWARD)
