@@ -41,13 +41,19 @@ def item_in_words(item: Incident | Finding) -> str:
 
     One that speaks of float16 names the dtype of 8 bits that a cast went to instead; what a loop carries is no batch.
     """
-    if isinstance(item, Incident) and item.cause is Cause.BAD_INPUT and item.path and item.path[0].op == Node.CARRIED:
+    if isinstance(item, Incident) and item.cause is Cause.BAD_INPUT and _is_carried(item):
         return cause_in_words(item.cause).replace("a batch", "a carried tensor")
     if isinstance(item, Incident) and item.lasting:
         return "a lasting jump of the gradient norm"
     told = item.outputs if isinstance(item, Incident) and item.cause is Cause.FP16_OVERFLOW else ()
     narrow = next((each.dtype for each in told if each.dtype in FLOAT8), "")
     return cause_in_words(item.cause).replace("float16", narrow or "float16")
+
+
+def _is_carried(item: Incident) -> bool:
+    """Whether it began with what an earlier step left; what the same step has prepared is its batch."""
+    carried = bool(item.path) and item.path[0].op == Node.CARRIED
+    return carried and (item.written_by is None or item.written_by.step != item.step)
 
 
 def what_in_words(item: Incident | Finding) -> str:

@@ -15,6 +15,7 @@ from ampscope.analysis.results import Incident, WrittenBy
 from ampscope.analysis.step_graph import StepGraph, module_of_update, source_line, source_of_line
 from ampscope.analysis.words import number, op_in_words
 from ampscope.provenance import Origin, origins
+from ampscope.trace.dtypes import HALF_DTYPES
 from ampscope.trace.evidence import Evidence, LostUpdates
 from ampscope.trace.schema import ENTRY_NODES, IncidentRow, Looked, Node, Phase, SiteRow, StateKind, Trial, Trigger
 from ampscope.trace.vocabulary import Cause, Severity
@@ -244,6 +245,7 @@ def with_writers(found: Sequence[Examined]) -> list[Examined]:
     writers: dict[tuple[int, str], Examined] = {}
     readers: dict[int, Incident] = {}  # by the position of who wrote what it read: the first of them
     begun: dict[int, Incident] = {}  # likewise, what the same step came to that goes on with what it wrote
+    prepared: set[int] = set()  # likewise, of who wrote it into the batch
     linked = list(found)
     for each in ordered:
         for name in each.leaves:
@@ -253,19 +255,23 @@ def with_writers(found: Sequence[Examined]) -> list[Examined]:
         if wrote is None:
             continue
         if _is_of_the_step(each.incident, wrote.incident):
-            begun.setdefault(found.index(wrote), each.incident)
+            if _is_of_the_batch(each.incident, wrote.incident):
+                linked[place] = _prepared(each, wrote.incident)
+                prepared.add(found.index(wrote))
+            else:
+                begun.setdefault(found.index(wrote), each.incident)
         else:
             linked[place] = each._replace(incident=_since(each.incident, wrote.incident))
             readers.setdefault(found.index(wrote), each.incident)
     for place, came_to in begun.items():
-        linked[place] = found[place]._replace(
-            incident=_with_what_came_of_it(found[place].incident, came_to), matters=True
-        )
+        linked[place] = _with_what_came_of_it(found[place], came_to)
     steps = {(found[place].incident.rank, found[place].incident.step) for place in begun}
     return [
         each if place in begun else each._replace(incident=_read_by(each, readers.get(place)))
         for place, each in enumerate(linked)
-        if not _is_read_in(steps, each) and (each.matters or (place in readers and each.incident.op))
+        if place not in prepared
+        and not _is_read_in(steps, each)
+        and (each.matters or (place in readers and each.incident.op))
     ]
 
 
@@ -281,16 +287,37 @@ def _is_of_the_step(read: Incident, wrote: Incident) -> bool:
     return between and wrote.op != "" and wrote.step == read.step
 
 
-def _with_what_came_of_it(wrote: Incident, read: Incident) -> Incident:
-    text = f"{wrote.explanation} The loop computes that before it calls the model, in the same step."
-    return replace(
-        wrote,
+def _is_of_the_batch(read: Incident, wrote: Incident) -> bool:
+    """Whether it is what the model is called with, and no dtype is to blame for it: float32 has it in the data, too."""
+    first = read.path[0] if read.path else None
+    called_with = first is not None and first.op == Node.CARRIED and first.phase == Phase.FORWARD
+    return called_with and not any(each.dtype in HALF_DTYPES for each in wrote.outputs)
+
+
+def _prepared(read: Examined, wrote: Incident) -> Examined:
+    """What the model was called with, as the batch that it is, and the line that prepared it so."""
+    where = f" at {wrote.source.file.rpartition('/')[2]}:{wrote.source.line}" if wrote.source else ""
+    text = (
+        f"What the model was called with held non-finite values: {op_in_words(wrote.op)}{where} made them of the "
+        f"numbers of this step. {wrote.explanation}"
+    )
+    by_whom = WrittenBy(step=wrote.step, op=wrote.op, module=wrote.module, source=wrote.source)
+    reason = replace(read.reason, carried=False) if isinstance(read.reason, CameIn) else read.reason
+    return read._replace(incident=replace(read.incident, explanation=text, written_by=by_whom), reason=reason)
+
+
+def _with_what_came_of_it(wrote: Examined, read: Incident) -> Examined:
+    incident = replace(
+        wrote.incident,
         trigger=read.trigger,
         tripped=read.tripped,
         replay=read.replay,
         replay_reason=read.replay_reason,
-        explanation=text,
+        explanation=f"{wrote.incident.explanation} The loop computes that before it calls the model, in the same step.",
+        fp32_ok=wrote.wide,
+        tried=(),  # that were replays of the model's call, which was given it
     )
+    return wrote._replace(incident=incident, matters=True)
 
 
 def _writer(examined: Examined, writers: dict[tuple[int, str], Examined]) -> Examined | None:

@@ -25,6 +25,12 @@ _KEEP_WIDE = Remedy(
     kind=Change.FP32,
     untried="what made it could not be run again",
 )
+_COMPUTE_WIDE = Remedy(
+    text="Compute in float32 what the model is called with, and cast it at the call.",
+    code="ratio = (height.float() * width.float()).sqrt()  # an example",
+    kind=Change.FP32,
+    untried=_KEEP_WIDE.untried,
+)
 
 
 class Examined(NamedTuple):
@@ -120,8 +126,10 @@ class Examined(NamedTuple):
             tried=incident.tried,
             program=program,
         )
-        if incident.trigger == Trigger.NONFINITE_CARRIED and incident.cause is Cause.FP16_OVERFLOW:
+        if incident.cause is Cause.FP16_OVERFLOW and incident.trigger == Trigger.NONFINITE_CARRIED:
             advice = (replace(_KEEP_WIDE, verified=self.wide), *advice)
+        elif incident.cause is Cause.FP16_OVERFLOW and self.wide is not None:
+            advice = (replace(_COMPUTE_WIDE, verified=self.wide), *advice)
         why = why_untried(incident)
         told = [replace(each, untried=why) if why and is_tried_by_replays(each) else each for each in advice]
         told = sorted(told, key=lambda remedy: remedy.verified is False)

@@ -250,6 +250,38 @@ def test_a_small_picture_is_healthy(diagnosed: Diagnosed) -> None:
     assert is_calm(diagnosed(with_shift(lambda _: 200.0)))
 
 
+@pytest.mark.parametrize("at", [3, None])
+def test_data_that_the_loop_prepares_is_the_batch_and_the_line_that_prepared_it_is_told(
+    diagnosed: Diagnosed, at: int | None
+) -> None:
+    """The logarithm of a price of 0 is -inf in every dtype; no layer is to blame, nor is half precision."""
+
+    def program(watch: Watch) -> None:
+        model, scaling = net(), scaler(2.0**8)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        watch(model, scaling)
+        for step in range(6):
+            price = torch.rand(8, 9) + 0.5
+            if step == at:
+                price[2, 8] = 0.0
+            returns = price.log().diff(dim=1)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", HALF):
+                out = model(returns)
+            scaling.scale(out.float().square().mean()).backward()
+            scaled_step(scaling, optimizer)
+
+    found = diagnosed(program).primary
+    if at is None:
+        assert found is None
+        return
+    assert isinstance(found, Incident)
+    assert (found.cause, found.step, found.module) == (Cause.BAD_INPUT, at, "0")
+    assert "log at test_between_steps.py" in found.explanation
+    assert found.written_by is not None
+    assert "price.log()" in found.written_by.source.code
+
+
 def with_penalty(steep: float, *, scaled: bool) -> Program:
     """A loss of the derivative of the model with respect to its input, as it is or of the scaled loss."""
 
