@@ -54,6 +54,9 @@ class RaisedError(ProgramLine):
     value: float | None = None  #: the number that does not fit the dtype
     does_not_fit: bool = False  #: torch refused a number for that reason
     phase: str = Phase.FORWARD
+    parameters: int = 0  #: of the optimizer that a scaler was to step, where none of them has a gradient
+    frozen: int = 0  #: of these, how many require none
+    foreign: int = 0  #: and how many are no watched model's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,8 @@ class Raised(Reason):
 
     error: str  #: the exception's class
     message: str
+    #: How many parameters the optimizer steps, where none has a gradient: all, those that require none, foreign ones.
+    without_gradient: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,11 +160,29 @@ def _ended(occurrence: Occurrence) -> str:
         return "A call raised an error, and no step came after it."
     said = (f"{reason.error}: {reason.message}" if reason.message else reason.error).rstrip(".")
     told = f"{occurrence.op_in_words} raised {said}" if occurrence.op else f"{said} was raised"
-    return f"{told}, and no step came after it."
+    return f"{told}, and no step came after it.{_without_gradient(reason)}"
+
+
+def _without_gradient(reason: Raised) -> str:
+    """Why the optimizer had nothing to step, where that was seen."""
+    if reason.without_gradient is None:
+        return ""
+    held, frozen, foreign = reason.without_gradient
+    if frozen == held:
+        why = "all of them have requires_grad=False"
+    elif foreign == held:
+        why = "they are no parameters of the watched model, but of another one, or of a copy"
+    else:
+        why = "the backward of this step did not reach them, or the loop cleared them after it"
+    return f" None of the {held:,} parameters that the optimizer steps has a gradient: {why}."
 
 
 def _against_error(occurrence: Occurrence) -> tuple[Remedy, ...]:
     reason = occurrence.reason
+    if isinstance(reason, Raised) and reason.without_gradient is not None:
+        text = "Step an optimizer only where its parameters had a part in the loss, and make it for those that train."
+        code = "if any(p.grad is not None for group in optimizer.param_groups for p in group['params']):\n"
+        return (cause_entry.advice(cause_entry.RAISED, text, f"{code}    scaler.step(optimizer)"),)
     dtypes = isinstance(reason, Raised) and any(word in reason.message for word in ("dtype", "scalar type"))
     if dtypes:
         text = "Bring the operands to one dtype, or run the call under autocast."

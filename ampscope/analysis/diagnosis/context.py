@@ -65,7 +65,8 @@ def led_to_error(examined: Examined, row: IncidentRow) -> Examined:
 def _cause(call: RaisedError) -> Match:
     if call.does_not_fit and call.value is not None:
         return Match(Cause.LITERAL_OVERFLOW, Literal(value=call.value, dtype=call.dtype, refused=True))
-    said = Raised(error=call.error, message=call.message)
+    without = call.parameters, call.frozen, call.foreign
+    said = Raised(error=call.error, message=call.message, without_gradient=without if call.parameters else None)
     return Match(Cause.LITERAL_OVERFLOW if call.does_not_fit else Cause.EXCEPTION, said)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ampscope.capture.changes.replay_results import ReplayResult
-from ampscope.capture.events import BackwardCall, EndedStep, ModuleCall, RunEnd, ScalerCall, StepObserver
+from ampscope.capture.events import BackwardCall, EndedStep, ModuleCall, RunEnd, ScalerCall, ScalerMethod, StepObserver
 from ampscope.capture.loop_state.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.step.incidents import Incidents
@@ -16,6 +16,7 @@ from ampscope.capture.torch_support import failed_call
 from ampscope.capture.torch_support.failed_call import FailedCall
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import UserFrame
 from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import Phase, ReplayStatus, Trigger
@@ -82,9 +83,16 @@ class FailedCalls(StepObserver):
             self._in_backward = False
             self._note_passing(Phase.BACKWARD)
 
-    def scaler_call_lost(self, _: ScalerCall) -> None:
+    def scaler_call_lost(self, call: ScalerCall) -> None:
         """A method of a scaler raised, or the optimizer in it; by its name an error tells from what stops a program."""
         self._note_passing(Phase.OPTIMIZER, on_purpose=RunEnd(sys.exc_info()[1]).failure is not None)
+        if self._last is not None and call.method is ScalerMethod.STEP:
+            held = OptimizerView(call.argument).parameters
+            if held and all(each.grad is None for each in held):  # "No inf checks were recorded", or a step of nothing
+                frozen = sum(not each.requires_grad for each in held)
+                foreign = sum(id(each) not in self._models.parameters for each in held)
+                failed = replace(self._last.call, parameters=len(held), frozen=frozen, foreign=foreign)
+                self._last = self._last._replace(call=failed)
 
     def step_ended(self, _: EndedStep) -> None:
         """Forgets what raised before: the loop goes on."""

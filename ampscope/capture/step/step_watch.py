@@ -239,16 +239,16 @@ class StepWatch:
     def scaler_step(self, call: ScalerCall, proceed: Callable[[], Any]) -> Any:
         """Runs ``scaler.step``; of the run's own optimizers it is an attempt at a step."""
         optimizer = call.argument
-        if self.optimizers.owns(optimizer):
-            self._scaler_call_began(call)
-            try:
+        try:
+            if self.optimizers.owns(optimizer):
+                self._scaler_call_began(call)
                 call.result, call.attempt = self._endings.through_scaler(call, proceed)
-            except Exception:
-                self._observers.tell(StepObserver.scaler_call_lost, call)
-                raise
-        else:  # how another model's optimizer is used is no concern of this run
-            self._endings.attempts.gradients_complete()
-            call.result = self._tape.unheard(proceed)
+            else:  # how another model's optimizer is used is no concern of this run, unless the run ends by it
+                self._endings.attempts.gradients_complete()
+                call.result = self._tape.unheard(proceed)
+        except Exception:
+            self._observers.tell(StepObserver.scaler_call_lost, call)
+            raise
         self._scaler_call_ended(call)
         return call.result
 

@@ -27,7 +27,9 @@ _DOES_NOT_FIT = re.compile(r"value cannot be converted to type (?:c10|at)::(\w+)
 _DTYPES = {"Half": "float16", "BFloat16": "bfloat16"}
 #: How errors speak of numbers that are not finite.
 _NOT_FINITE = re.compile(
-    r"\b(nans?|infs?|infinit\w*|non-?finite|not finite|isfinite|isnan|isinf|invalid values?)\b", re.IGNORECASE
+    r"\b(nans?|infs?|infinit\w*|non-?finite|not finite|isfinite|isnan|isinf|invalid (values?|numeric|numbers?)|"
+    r"converge|singular|(positive|negative)[- ](semi-?)?definite|out of range float|overflow)\b",
+    re.IGNORECASE,
 )
 #: By these a program tells itself something.
 _CONTROL_FLOW = (StopIteration, StopAsyncIteration)

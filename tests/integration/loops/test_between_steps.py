@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -311,3 +312,77 @@ def test_a_derivative_that_the_loop_takes_carries_the_scale_only_of_a_scaled_los
     found = diagnosed(with_penalty(1e6 if not scaled else 300.0, scaled=scaled)).primary
     assert isinstance(found, Incident)
     assert (found.cause, found.step, found.phase) == (cause, 4, Phase.BACKWARD)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def ends_by(error: Callable[[Tensor], object], times: float) -> Program:
+    """A loop that hands what the model gives to code that is none of torch's, and ends by its error."""
+
+    def program(watch: Watch) -> None:
+        model, scaling = net(), scaler(2.0**8)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        watch(model, scaling)
+        for step in range(6):
+            with torch.autocast("cpu", HALF):
+                out = model(torch.randn(8, 8))
+                cost = (out * (times if step == 4 else 1.0)).square()
+            error(cost) if step == 4 else None
+            optimizer.zero_grad()
+            scaling.scale(cost.float().mean()).backward()
+            scaled_step(scaling, optimizer)
+
+    return program
+
+
+def refused(_: Tensor) -> None:
+    message = "matrix contains invalid numeric entries"
+    raise ValueError(message)
+
+
+def test_an_error_of_other_code_is_explained_by_the_value_that_it_was_given(tmp_path: Path) -> None:
+    found = ended(tmp_path, ends_by(refused, 6e4)).primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.step, found.op) == (Cause.FP16_OVERFLOW, 4, "aten.pow.Tensor_Scalar")
+    assert "The error that it led to: ValueError: matrix contains invalid numeric entries" in found.explanation
+
+
+def test_an_error_is_explained_by_nothing_where_all_is_finite(tmp_path: Path) -> None:
+    found = ended(tmp_path, ends_by(refused, 1.0)).primary
+    assert isinstance(found, Incident)
+    assert found.cause is Cause.EXCEPTION
+
+
+@pytest.mark.parametrize(
+    ("made_for", "why"),
+    [
+        (copy.deepcopy, "they are no parameters of the watched model"),
+        (lambda model: model.requires_grad_(False), "all of them have requires_grad=False"),
+        (lambda model: model, "the backward of this step did not reach them"),
+    ],
+)
+def test_a_step_without_a_gradient_says_why_there_is_none(
+    tmp_path: Path, made_for: Callable[[nn.Module], nn.Module], why: str
+) -> None:
+    def program(watch: Watch) -> None:
+        model, head, scaling = net(), nn.Linear(3, 3), scaler(2.0**8)
+        optimizer = torch.optim.SGD(made_for(model).parameters(), 1e-2)
+        watch(model, scaling)
+        with torch.autocast("cpu", HALF):
+            out = head(model(torch.randn(8, 8)).detach())
+        scaling.scale(out.float().square().mean()).backward()
+        scaling.step(optimizer)
+
+    found = ended(tmp_path, program).primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.step) == (Cause.EXCEPTION, 0)
+    assert f"None of the 4 parameters that the optimizer steps has a gradient: {why}" in found.explanation
+
+
+def ended(tmp_path: Path, program: Program) -> Diagnosis:
+    """The diagnosis of a program that its own error ends."""
+    torch.manual_seed(0)
+    with pytest.raises((ValueError, AssertionError)), ExitStack() as scopes:
+        program(lambda *given: scopes.enter_context(ampscope.watch(*given, dir=tmp_path / "run", quiet=True)))
+    return diagnose(tmp_path / "run")
