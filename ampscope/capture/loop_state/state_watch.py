@@ -111,8 +111,8 @@ class StateWatch(StepObserver):
             self._told_well[attempt.index] = attempt.step
         elif not attempt.left_out:
             bad = []
-            for key, value, group in spoilt:
-                owners = [known[0] for each in group["params"] if (known := self._models.parameters.get(id(each)))]
+            for key, value, parameters in spoilt:
+                owners = [known[0] for each in parameters if (known := self._models.parameters.get(id(each)))]
                 bad += [Held(StateKind.SETTING, key, owner, torch.tensor(value)) for owner in owners[:1]]
             self._tell(bad, attempt.index, attempt.step, None, Looked.BEFORE, self._told_well.get(attempt.index))
 

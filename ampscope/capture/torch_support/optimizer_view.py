@@ -97,13 +97,13 @@ class OptimizerView(NamedTuple):
         return frozenset(id(parameter) for group in groups for parameter in group["params"])
 
     @property
-    def spoilt_numbers(self) -> list[tuple[str, float, dict[str, Any]]]:
-        """The numbers of its groups that make every weight non-finite, each with its key and its group.
+    def spoilt_numbers(self) -> list[tuple[str, float, list[Tensor]]]:
+        """The numbers of its groups that make every weight non-finite, each with its key and the group's parameters.
 
         That is any NaN, and a learning rate that is infinite; other settings may be infinite to be without effect.
         """
         return [
-            (key, value, group)
+            (key, value, group["params"])
             for group in getattr(self.optimizer, "param_groups", ())
             for key, value in group.items()
             if type(value) is float and not isfinite(value) and (key == "lr" or isnan(value))

@@ -280,6 +280,7 @@ def test_data_that_the_loop_prepares_is_the_batch_and_the_line_that_prepared_it_
     assert (found.cause, found.step, found.module) == (Cause.BAD_INPUT, at, "0")
     assert "log at test_between_steps.py" in found.explanation
     assert found.written_by is not None
+    assert found.written_by.source is not None
     assert "price.log()" in found.written_by.source.code
 
 
