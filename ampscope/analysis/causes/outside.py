@@ -181,7 +181,7 @@ def _against_error(occurrence: Occurrence) -> tuple[Remedy, ...]:
     reason = occurrence.reason
     if isinstance(reason, Raised) and reason.without_gradient is not None:
         text = "Step an optimizer only where its parameters had a part in the loss, and make it for those that train."
-        code = "if any(p.grad is not None for group in optimizer.param_groups for p in group['params']):\n"
+        code = "if any(p.grad is not None for p in model.parameters()):  # those of this optimizer\n"
         return (cause_entry.advice(cause_entry.RAISED, text, f"{code}    scaler.step(optimizer)"),)
     dtypes = isinstance(reason, Raised) and any(word in reason.message for word in ("dtype", "scalar type"))
     if dtypes:

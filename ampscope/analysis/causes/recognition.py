@@ -209,9 +209,11 @@ def _doomed_forward(op: Executed) -> Executed | None:
 def _is_masked(op: Executed, cause: Cause) -> bool:
     """Whether forward goes on without the op's non-finite values: backward alone meets them, as 0 times an infinity.
 
-    What float32 has as numbers is a matter of precision, unless a mask takes its place at once.
+    What float32 has as numbers is a matter of precision, and a NaN has a cause of its own; not where a mask takes its
+    place at once.
     """
     readers = [op.graph.site(edge.seq) for edge in op.graph.readers[op.seq]]
     if any(op_name(site.op) in ("where", "masked_fill") for site in readers if site.phase != Phase.BACKWARD):
         return True
-    return not CATALOGUE[cause].cured_by_precision and is_discarded(op.graph, op.seq)
+    otherwise = op.gives_nan or CATALOGUE[cause].cured_by_precision
+    return not otherwise and is_discarded(op.graph, op.seq)

@@ -295,7 +295,7 @@ def _is_of_the_batch(read: Incident, wrote: Incident) -> bool:
 
 
 def _prepared(read: Examined, wrote: Incident) -> Examined:
-    """What the model was called with, as the batch that it is, and the line that prepared it so."""
+    """Tells of what the model was called with as the batch that it is, with the line that prepared it so."""
     where = f" at {wrote.source.file.rpartition('/')[2]}:{wrote.source.line}" if wrote.source else ""
     text = (
         f"What the model was called with held non-finite values: {op_in_words(wrote.op)}{where} made them of the "

@@ -364,11 +364,7 @@ def test_a_division_by_zero_in_backward_is_not_the_loss_scale() -> None:
     [
         ("where.self", Cause.WHERE_GRAD_TRAP),
         ("masked_fill.Scalar", Cause.WHERE_GRAD_TRAP),
-        ("nan_to_num", Cause.WHERE_GRAD_TRAP),
-        ("minimum", Cause.WHERE_GRAD_TRAP),
-        ("clamp", Cause.WHERE_GRAD_TRAP),
-        ("index.Tensor", Cause.WHERE_GRAD_TRAP),
-        ("sigmoid", Cause.DIV_ZERO),
+        ("nan_to_num", Cause.DIV_ZERO),
     ],
 )
 def test_a_value_that_a_mask_hid_in_forward_is_named_there(selects: str, cause: Cause) -> None:
@@ -387,6 +383,34 @@ def test_a_value_that_a_mask_hid_in_forward_is_named_there(selects: str, cause: 
     assert (found.cause, found.seq, found.phase) == (cause, quotient, Phase.FORWARD)
     occurrence = Occurrence(op=graph.site(found.seq).op, reason=found.reason, masked=found.masked)
     assert "0 times an infinity is NaN" in explanation(found.cause, occurrence)
+
+
+@pytest.mark.parametrize(
+    ("leaves_out", "cause"),
+    [
+        ("where.self", Cause.WHERE_GRAD_TRAP),
+        ("nan_to_num", Cause.WHERE_GRAD_TRAP),
+        ("minimum", Cause.WHERE_GRAD_TRAP),
+        ("clamp", Cause.WHERE_GRAD_TRAP),
+        ("index.Tensor", Cause.WHERE_GRAD_TRAP),
+        ("sigmoid", Cause.LOG_ZERO),
+        ("exp", Cause.LOG_ZERO),
+    ],
+)
+def test_an_infinity_is_a_trap_for_its_gradient_whatever_leaves_it_out(leaves_out: str, cause: Cause) -> None:
+    """An op that computes a finite number of it does not leave it out."""
+    step = Step()
+    x = step.entry(dtype=FULL, out=POSITIVE)
+    logarithm = step.op("log", x, out=(-INF, 0.0), dtype=FULL)
+    kept = step.op(leaves_out, step.op("mul.Tensor", logarithm, out=(-INF, 0.0), dtype=FULL), dtype=FULL)
+    step.loss(kept)
+    handed = step.backward(leaves_out, step.entry(dtype=FULL), dtype=FULL)
+    step.gradient(
+        step.backward("div.Tensor", handed, x, out=NOTANUMBER, dtype=FULL, of=logarithm, grad_fn="LogBackward0")
+    )
+    graph = step.graph()
+    found = recognise(graph, origins(graph)[0])
+    assert (found.cause, found.seq, found.phase) == (cause, logarithm, Phase.FORWARD)
 
 
 # -- from outside ---------------------------------------------------------------------------------------------------
