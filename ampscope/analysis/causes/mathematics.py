@@ -353,7 +353,7 @@ ENTRIES = (
     ),
     CauseEntry(
         cause=Cause.WHERE_GRAD_TRAP,
-        noun="a gradient from the branch that torch.where did not choose",
+        noun="the gradient of a value that forward leaves out",
         sentence="{op} makes non-finite values for elements that forward leaves out after it.",
         remedies=(
             Remedy(

@@ -134,8 +134,8 @@ def _half_parameters(occurrence: Occurrence) -> str:
         return f"The optimizer computes in {reason.dtype}, and {made}."
     if isinstance(reason, BecameHalf):
         return (
-            f"{reason.parameters:,} of the optimizer's {reason.of:,} parameters with gradients were float32 at the "
-            "step before and are float16 now: something in between cast them, as .half() or .to(dtype) does with "
+            f"{reason.parameters:,} of the optimizer's {reason.of:,} parameters with gradients were not float16 at "
+            "the step before, and are now: something in between cast them, as .half() or .to(dtype) does with "
             "every module that holds them. A GradScaler cannot unscale float16 gradients."
         )
     return (

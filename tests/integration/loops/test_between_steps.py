@@ -209,7 +209,7 @@ def test_weights_that_were_cast_between_steps_explain_the_scalers_error(diagnose
     found = diagnosed(with_validation(lambda model: model.half())).primary
     assert found is not None
     assert (found.cause, found.step) == (Cause.HALF_PARAMS, 3)
-    assert "4 of the optimizer's 4 parameters with gradients were float32 at the step before" in found.explanation
+    assert "4 of the optimizer's 4 parameters with gradients were not float16 at the step before" in found.explanation
     assert "deepcopy" in found.remedies[0].code
 
 
