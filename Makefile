@@ -25,14 +25,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCHES ?= 2.10.0 2.15.0
-TRAINS := $(addprefix tests/integration/,loops causes guest user_code repro compiled ranks step_order planted_faults)
-SOAKED := tests/integration/guest tests/integration/samples tests/integration/browser/test_foreign_pages.py \
+TRAINS := $(addprefix tests/integration/,loops causes cured_programs guest user_code repro compiled ranks step_order planted_faults)
+SOAKED := tests/integration/guest tests/integration/samples tests/integration/loops/neutral tests/integration/browser/test_foreign_pages.py \
     $(addprefix tests/unit/,trace/files trace/read trace/write capture/torch_support)
+ACCELERATED := tests/unit/capture $(addprefix tests/integration/,loops planted_faults step_order user_code)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test rooms check axe lint types coverage healthy healthy-long plants soak docs docs-samples site torch-versions bench bench-app gpu-check samples screenshots dist clean
+.PHONY: help demo test rooms check suites axe lint types coverage healthy healthy-long plants soak docs docs-samples site torch-versions bench bench-app gpu-check samples screenshots dist clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -47,10 +48,13 @@ test: $(VENV)/.dev
 rooms: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/unit tests/docs $(wildcard tests/test_*.py)
 
-check: lint types axe
-	$(BIN)/python -m pytest
-	$(BIN)/python -m pytest -m accelerator
-	$(BIN)/python -m pytest -m slow
+# Types beside the tests, as in `make test`.
+check: lint axe
+	@$(MAKE) --no-print-directory --jobs 2 types suites
+
+suites: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not plants_full and not healthy_full and not soak and not accelerator"
+	$(BIN)/python -m pytest -m accelerator $(ACCELERATED)
 
 # What the pages' accessibility is checked with; without npm that one check is skipped.
 axe:
@@ -87,8 +91,8 @@ soak: $(VENV)/.dev
 torch-versions: $(TORCHES:%=.venv-torch-%/.done)
 	@for version in $(TORCHES); do \
 	    echo "torch $$version"; \
-	    .venv-torch-$$version/bin/python -m pytest tests/unit/capture $(TRAINS) || exit 1; \
-	    .venv-torch-$$version/bin/python -m pytest -m accelerator || exit 1; \
+	    .venv-torch-$$version/bin/python -m pytest tests/unit/capture tests/unit/cures $(TRAINS) || exit 1; \
+	    .venv-torch-$$version/bin/python -m pytest -m accelerator $(ACCELERATED) || exit 1; \
 	done
 
 .venv-torch-%/.done: pyproject.toml constraints.txt

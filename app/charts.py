@@ -17,8 +17,8 @@ from ampscope.report.palette import ALARM, ALARM_SHADE, CURVE, HAIRLINE, MARK, O
 
 #: Where in a panel, from 0 at the bottom to 1 at the top, marks for what cannot be drawn sit.
 TOP, BOTTOM = 0.93, 0.05
-#: Pixels around the panels and between them.
-_GAP, _HEAD, _FOOT, _LEFT, _RIGHT = 34, 28, 54, 92, 16
+#: Pixels between the panels, and around them: left, right, above and below.
+_GAP, _AROUND = 34, (92, 16, 28, 54)
 #: Room for half a mark beside the first and the last step, as a share of them all.
 _BESIDE = 0.015
 #: On an axis of whole numbers up to this long Plotly would put labels between them.
@@ -56,18 +56,20 @@ def _frame(stack: Stack) -> go.Figure:
         vertical_spacing=_GAP / total if len(heights) > 1 else 0,
         specs=[[{"secondary_y": True}] for _ in heights],
     )
-    figure.update_layout(
-        height=total + _HEAD + _FOOT,
-        margin={"l": _LEFT, "r": _RIGHT, "t": _HEAD, "b": _FOOT},
-        showlegend=False,
-        hovermode="closest",
-        dragmode="zoom",
-    )
-    figure.update_xaxes(domain=[0, 1], showgrid=False, zeroline=False, automargin=False, **_step_scaling(stack.axis))
+    _lay_out(figure, total + sum(_AROUND[2:]), _AROUND)
+    figure.update_xaxes(domain=[0, 1], automargin=False, **_step_scaling(stack.axis))
     figure.update_xaxes(title_text=AXIS_NAME, row=len(heights), col=1)
-    figure.update_yaxes(gridcolor=HAIRLINE, zeroline=False, automargin=False)
+    figure.update_yaxes(automargin=False)
     figure.update_yaxes(range=[0, 1], visible=False, fixedrange=True, secondary_y=True)
     return figure
+
+
+def _lay_out(figure: go.Figure, height: int, around: tuple[int, int, int, int], **more: object) -> None:
+    """All figures have no legend, and of the grid the lines across alone."""
+    margin, more = dict(zip("lrtb", around, strict=True)), {"dragmode": "zoom", **more}
+    figure.update_layout(height=height, margin=margin, showlegend=False, hovermode="closest", **more)
+    figure.update_xaxes(showgrid=False, zeroline=False)
+    figure.update_yaxes(gridcolor=HAIRLINE, zeroline=False)
 
 
 def _step_scaling(axis: Axis) -> dict[str, object]:
@@ -83,6 +85,10 @@ def _scaling(axis: Axis) -> dict[str, object]:
     if axis.is_round:  # Plotly finds as many, anew for every zoom
         return {**scaling, "nticks": len(axis.ticks) + 1, "tickformat": _format(axis)}
     return {**scaling, "tickvals": list(axis.ticks), "ticktext": list(axis.labels)}
+
+
+def _labels(ticks: Sequence[tuple[float, str]]) -> dict[str, object]:
+    return {"tickvals": [at for at, _ in ticks], "ticktext": [words for _, words in ticks]}
 
 
 def _format(axis: Axis) -> str:
@@ -170,11 +176,15 @@ def _draw_line(figure: go.Figure, step: int, line: dict[str, object]) -> None:
     figure.add_shape(type="line", xref="x", yref="paper", x0=step, x1=step, y0=0, y1=1, line=line, layer="below")
 
 
-def _draw_marked(figure: go.Figure, step: int) -> None:
+def _draw_marked(figure: go.Figure, step: int, side: str = "right") -> None:
     """A line through all panels, with its step at the top."""
     _draw_line(figure, step, {"color": MARK, "width": 1.5})
-    place = {"x": step, "xref": "x", "y": 1, "yref": "paper", "xanchor": "right", "yanchor": "bottom"}
-    figure.add_annotation(text=step_words(step), showarrow=False, font={"size": 11}, **place)
+    _write_above(figure, step, step_words(step), side)
+
+
+def _write_above(figure: go.Figure, at: int, words: str, side: str) -> None:
+    place = {"x": at, "xref": "x", "y": 1, "yref": "paper", "xanchor": side, "yanchor": "bottom"}
+    figure.add_annotation(text=words, showarrow=False, font={"size": 11}, **place)
 
 
 def _draw_lanes(figure: go.Figure, row: int, lanes: Sequence[Lane]) -> None:
@@ -217,11 +227,9 @@ def _draw_bars(lane: Lane, place: int, *, sparse: bool) -> go.Scatter:
 
 
 #: Pixels.
-_COURSE_HEIGHT, _COURSE_LEFT, _COURSE_RIGHT, _COURSE_TOP, _COURSE_FOOT = 320, 64, 16, 22, 48
+_COURSE_HEIGHT, _COURSE_AROUND = 320, (64, 16, 22, 48)
 #: Points of a course up to which each is a dot.
 _COURSE_SPARSE = 80
-#: On an axis of whole numbers up to this long Plotly would put labels between them.
-_COURSE_SHORT_AXIS = 12
 
 
 def course_chart(seen: CourseFigure) -> go.Figure:
@@ -235,49 +243,15 @@ def course_chart(seen: CourseFigure) -> go.Figure:
     if seen.overflows:
         figure.add_trace(_overflows(seen))
     if seen.marked is not None:
-        steps = _steps(seen)
-        side = "left" if seen.marked < (min(steps) + max(steps)) / 2 else "right"
-        place = {"x": seen.marked, "y": 1, "yref": "paper", "xanchor": side, "yanchor": "bottom"}
-        figure.add_vline(x=seen.marked, line={"color": MARK, "width": 1})
-        figure.add_annotation(text=step_words(seen.marked), showarrow=False, font={"size": 11}, **place)
+        _draw_marked(figure, seen.marked, "left" if seen.axis.place(seen.marked) < 0.5 else "right")
     return figure
 
 
-def _steps(seen: CourseFigure) -> list[int]:
-    """Returns the steps that the figure spans."""
-    steps = [*seen.course.steps, *seen.overflows, *((seen.cone.high,) if seen.cone is not None else ())]
-    return steps or [seen.marked or 0]
-
-
 def _course_frame(seen: CourseFigure) -> go.Figure:
-    steps = _steps(seen)
-    low, high = min(steps), max(steps)
-    beside = 0.02 * (high - low) or 1.0
     figure = go.Figure()
-    figure.update_layout(
-        height=_COURSE_HEIGHT,
-        margin={"l": _COURSE_LEFT, "r": _COURSE_RIGHT, "t": _COURSE_TOP, "b": _COURSE_FOOT},
-        showlegend=False,
-        hovermode="closest",
-        dragmode="zoom",
-    )
-    whole = {"dtick": 1} if high - low < _COURSE_SHORT_AXIS else {}
-    figure.update_xaxes(
-        title_text=AXIS_NAME,
-        range=[low - beside, high + beside],
-        showgrid=False,
-        zeroline=False,
-        tickformat=",",
-        **whole,
-    )
-    figure.update_yaxes(
-        title_text=seen.axis_name,
-        range=[seen.low, seen.high],
-        tickvals=[power for power, _ in seen.ticks],
-        ticktext=[words for _, words in seen.ticks],
-        gridcolor=HAIRLINE,
-        zeroline=False,
-    )
+    _lay_out(figure, _COURSE_HEIGHT, _COURSE_AROUND)
+    figure.update_xaxes(title_text=AXIS_NAME, **_step_scaling(seen.axis))
+    figure.update_yaxes(title_text=seen.axis_name, range=[seen.low, seen.high], **_labels(seen.ticks))
     return figure
 
 
@@ -332,7 +306,9 @@ def _overflows(seen: CourseFigure) -> go.Scatter:
 
 
 #: Pixels.
-_DTYPES_HEIGHT, _DTYPES_LEFT, _DTYPES_RIGHT, _DTYPES_TOP, _DTYPES_FOOT = 236, 64, 16, 30, 54
+_DTYPES_HEIGHT, _DTYPES_AROUND = 236, (64, 16, 30, 54)
+#: What stands beside the columns.
+_SHARES = ((0, "0 %"), (0.5, "50 %"), (1, "100 %"))
 #: Where marks stand, above the columns.
 _ABOVE = 1.06
 
@@ -357,7 +333,13 @@ def dtype_steps_figure(seen: DtypeSteps) -> go.Figure:
         _draw_marks(figure, seen)
     if seen.chosen is not None:
         _draw_chosen(figure, seen.chosen, seen.chosen_words)
-    _lay_out(figure, seen)
+    _lay_out(
+        figure, _DTYPES_HEIGHT, _DTYPES_AROUND, barmode="stack", bargap=0, dragmode=False, clickmode="event+select"
+    )
+    figure.update_xaxes(
+        title_text=seen.axis, range=[-0.5, len(seen.steps) - 0.5], fixedrange=True, **_labels(seen.ticks)
+    )
+    figure.update_yaxes(title_text=seen.unit, range=[0, 1.12], fixedrange=True, **_labels(_SHARES))
     return figure
 
 
@@ -378,36 +360,4 @@ def _draw_chosen(figure: go.Figure, column: int, words: str) -> None:
     """A frame around the step that the page shows."""
     edges = {"x0": column - 0.5, "x1": column + 0.5, "y0": 0, "y1": 1}
     figure.add_shape(type="rect", **edges, line={"color": MARK, "width": 2}, layer="above")
-    place = {"x": column, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "font": {"size": 11}}
-    figure.add_annotation(text=words, **place)
-
-
-def _lay_out(figure: go.Figure, seen: DtypeSteps) -> None:
-    figure.update_layout(
-        height=_DTYPES_HEIGHT,
-        margin={"l": _DTYPES_LEFT, "r": _DTYPES_RIGHT, "t": _DTYPES_TOP, "b": _DTYPES_FOOT},
-        barmode="stack",
-        bargap=0,
-        showlegend=False,
-        hovermode="closest",
-        dragmode=False,
-        clickmode="event+select",
-    )
-    figure.update_xaxes(
-        tickvals=[at for at, _ in seen.ticks],
-        ticktext=[words for _, words in seen.ticks],
-        range=[-0.5, len(seen.steps) - 0.5],
-        title_text=seen.axis,
-        showgrid=False,
-        zeroline=False,
-        fixedrange=True,
-    )
-    figure.update_yaxes(
-        range=[0, 1.12],
-        tickvals=[0, 0.5, 1],
-        ticktext=["0 %", "50 %", "100 %"],
-        title_text=seen.unit,
-        gridcolor=HAIRLINE,
-        zeroline=False,
-        fixedrange=True,
-    )
+    _write_above(figure, column, words, "auto")

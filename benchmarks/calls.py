@@ -36,6 +36,8 @@ import ampscope
 RESULTS = Path(__file__).parent / "results" / "calls.json"
 #: Steps that are counted: between two powers of two, and none is traced or, of a traced loop, has every statistic.
 COUNTED = range(133, 141)
+#: Steps before them of an unwatched loop, in which nothing is learnt.
+WARM = 3
 #: Layers by the number of parameter tensors that the model has with them.
 LAYERS = {79: 6, 295: 24, 1003: 83}
 
@@ -330,20 +332,20 @@ def counted(step: Step, who: Counts | None = None) -> int:
     return calls
 
 
-def steady(loop: Loop, *, watched: bool, who: Counts | None = None) -> list[int]:
-    """The calls of each of the steps that are counted."""
+def steady(loop: Loop, *, watched: bool, who: Counts | None = None, steps: range = COUNTED) -> list[int]:
+    """Counts the calls of each of these steps."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         if watched:
             stack.enter_context(loop.watch(Path(folder) / "run"))
-        for _ in range(COUNTED.start):
+        for _ in range(steps.start if watched else WARM):
             loop.step()
-        return [counted(loop.step, who) for _ in COUNTED]
+        return [counted(loop.step, who) for _ in steps]
 
 
-def added(kind: type[Loop], tensors: int, who: Counts | None = None) -> tuple[int, int]:
-    """The calls of an unwatched step, and those that watching adds to it."""
-    unwatched = statistics.median_low(steady(kind(LAYERS[tensors]), watched=False))
-    watched = statistics.median_low(steady(kind(LAYERS[tensors]), watched=True, who=who))
+def added(kind: type[Loop], tensors: int, steps: range = COUNTED) -> tuple[int, int]:
+    """Counts the calls of an unwatched step, and those that watching adds to it."""
+    unwatched = statistics.median_low(steady(kind(LAYERS[tensors]), watched=False, steps=steps))
+    watched = statistics.median_low(steady(kind(LAYERS[tensors]), watched=True, steps=steps))
     return unwatched, watched - unwatched
 
 

@@ -25,10 +25,6 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--record-order", action="store_true", help="write the golden file of step_order anew")
-
-
 @pytest.hookimpl(trylast=True)  # what is not asked for has been left out by then
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     selection.prepare(items)

@@ -32,17 +32,23 @@ ROOMS = {
     "__main__": room(ampscope="cli"),
     "errors": room(),
     "notebook_repr": room(),
+    "numerals": room(),
     "trace": room(
         ampscope="errors notebook_repr", others="pyarrow duckdb narwhals numpy fsspec pyspark sqlglot filelock"
     ),
     "provenance": room(ampscope="trace errors", others="numpy"),
     "forecast": room(ampscope="trace"),
+    "cures": room(ampscope="numerals provenance trace", others="torch"),
     "capture": room(
-        ampscope="ampscope errors trace provenance forecast", others="torch triton numpy pyarrow safetensors"
+        ampscope="ampscope errors trace provenance forecast cures", others="torch triton numpy pyarrow safetensors"
     ),
-    "analysis": room(ampscope="errors notebook_repr trace provenance forecast", others="pyarrow duckdb narwhals numpy"),
-    "report": room(ampscope="analysis trace errors", others="rich"),
-    "cli": room(ampscope="ampscope report analysis trace errors", others="typer rich mcp mcp_types pydantic duckdb"),
+    "analysis": room(
+        ampscope="errors notebook_repr numerals trace provenance forecast cures", others="pyarrow duckdb narwhals numpy"
+    ),
+    "report": room(ampscope="analysis trace errors numerals", others="rich"),
+    "cli": room(
+        ampscope="ampscope report analysis cures trace errors", others="typer rich mcp mcp_types pydantic duckdb"
+    ),
     "demo": room(ampscope="ampscope", others="torch sklearn rich"),
     "integrations": room(
         ampscope=(
@@ -53,7 +59,8 @@ ROOMS = {
     ),
     "app": room(
         ampscope=(
-            "analysis report errors trace.schema trace.dtypes trace.vocabulary trace.manifest trace.read trace.location"
+            "analysis report errors numerals trace.schema trace.dtypes trace.vocabulary trace.manifest trace.read "
+            "trace.location"
         ),
         others="streamlit starlette plotly numpy",
     ),
@@ -66,7 +73,7 @@ FLOORS = {
         "fleet_tables joined_parts compaction"
     ),
     "ampscope.capture": (
-        "torch_support budgets keep_fp32 events hooks tracing changes isolation tape usage record rerun cures "
+        "torch_support budgets keep_fp32 events hooks tracing isolation tape changes usage record rerun cures "
         "loop_state heal step checks assembly scope watch"
     ),
     "ampscope.capture.step": (
@@ -78,8 +85,14 @@ FLOORS = {
         "executions sites selection headroom sampled_shapes distinct_values dataflow traced_rows places "
         "running_code op_points tracer"
     ),
+    "ampscope.cures": "call_form failed_op rewriting cure_form forms catalogue rewritten_statement",
+    "ampscope.cures.rewriting": "names statement found_call literals source_file edit dtype_words program",
+    "ampscope.cures.forms": (
+        "log_versions logarithms exponentials variance constants products float32 empty_rows safe_where means bounds "
+        "whole_step"
+    ),
     "ampscope.analysis": (
-        "results arrays rounding exponents tables words step_graph op_facts causes rewriting cures usage "
+        "results arrays rounding exponents tables words triggers step_graph op_facts causes cures usage "
         "scale overview precision diagnosis replay"
     ),
     "ampscope.report": (
@@ -141,6 +154,13 @@ def _may_enter(rest: str, name: str, allowed: frozenset[str]) -> bool:
         return "ampscope" in allowed
     module = f"{target}.{below.partition('.')[0]}"
     return target == name or target in allowed or module in allowed
+
+
+def loaded_with(source: str) -> Iterator[str]:
+    """The packages that a source imports as it is imported itself, rather than in a function or for types."""
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (full.partition(".")[0] for full in imported(ast.unparse(node)))
 
 
 @cache
@@ -206,6 +226,14 @@ def test_imports_only_go_down() -> None:
     folders = {name.rpartition(".")[0] for name in modules()} - {""}
     assert {folder: names for folder in folders if (names := circle(between(folder)))} == {}
     assert [name for name in imported(CHARTS.read_text("utf-8")) if name.startswith("streamlit")] == []
+
+
+def test_forms_of_calls_are_read_without_torch() -> None:
+    """Analysis reads them where there is none; they import it where they make a call."""
+    files = (PACKAGE / "cures").rglob("*.py")
+    assert [file for file in files if "torch" in loaded_with(file.read_text("utf-8"))] == []
+    assert list(loaded_with("import torch.nn\nfrom torch import Tensor")) == ["torch", "torch"]
+    assert list(loaded_with("if TYPE_CHECKING:\n    import torch\ndef f():\n    import torch")) == []
 
 
 def test_a_circle_is_found() -> None:

@@ -41,7 +41,7 @@ def test_help_is_light() -> None:
 
 
 def test_reading_loads_no_torch() -> None:
-    assert loaded(modules_of("trace", "analysis", "report", "cli"), ("torch", "streamlit", "plotly")) == []
+    assert loaded(modules_of("trace", "cures", "analysis", "report", "cli"), ("torch", "streamlit", "plotly")) == []
 
 
 def test_training_loads_no_reader() -> None:

@@ -61,10 +61,13 @@ class Columns:
 def joined(pieces: Sequence[Columns]) -> Columns:
     """The rows of all pieces, which have the same columns, one after the other."""
     arrays = {name: [piece.arrays[name] for piece in pieces] for name in pieces[0].arrays}
-    return Columns({name: _joined(each) for name, each in arrays.items()})
+    return Columns({name: joined_arrays(each) for name, each in arrays.items()})
 
 
-def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def joined_arrays(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """The elements of all arrays, masked where any is; of none an empty array."""
+    if not arrays:
+        return np.empty(0)
     if not any(isinstance(each, np.ma.MaskedArray) for each in arrays):
         return np.concatenate(arrays)
     masks = [np.ma.getmaskarray(each) for each in arrays]

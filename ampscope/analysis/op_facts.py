@@ -47,7 +47,7 @@ class Range(NamedTuple):
 
 def numel(shape: str) -> int:
     """Elements of a shape such as ``8x128``."""
-    return math.prod(int(size) for size in shape.split("x")) if shape else 1
+    return math.prod(int(size) for size in shape.split("x") if size.isdigit())
 
 
 def not_zero(op: str, tensors: int) -> slice:
@@ -124,8 +124,10 @@ class Executed:
 
     @property
     def exponent(self) -> float | None:
-        """The exponent of a power; None when it is a tensor."""
-        return next((value for _, value in self.numbers()), None)
+        """The exponent of a power, the lowest of a tensor of them; None when it was not measured."""
+        given = next((value for name, value in self.numbers() if name == "exponent"), None)
+        is_tensor = len(self.edges) > 1 or "self" in self.scalars
+        return self._range(self.edges[-1]).low if given is None and is_tensor and self.edges else given
 
     @property
     def literal_too_large(self) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.schema import UNMEASURED, Statistics
@@ -19,6 +19,13 @@ class SourceLine:
     line: int
     function: str
     code: str
+
+    @staticmethod
+    def of(row: Any) -> SourceLine | None:
+        """The line that a row with such fields, or evidence, names; None where there is none, or it names none."""
+        if row is None or not row.file:
+            return None
+        return SourceLine(file=row.file, line=row.line, function=row.function, code=row.code)
 
 
 class CodeLine(NamedTuple):

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from ampscope.analysis.results import Finding, Incident, Operand, PathNode, SourceLine
 from ampscope.analysis.words import op_in_words
 from ampscope.provenance import Graph, How, parting
 from ampscope.trace.dtypes import HALF_DTYPES
-from ampscope.trace.evidence import ProgramLine
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import (
     ENTRY_NODES,
@@ -27,7 +25,7 @@ from ampscope.trace.schema import (
 )
 
 
-class Sites:
+class SiteTable:
     """The sites of a run, read once.
 
     Args:
@@ -62,7 +60,7 @@ class StepGraph(Graph):
         source: Which execution: ``live``, ``replay``.
     """
 
-    def __init__(self, run: Run, sites: Sites, step: int, source: str) -> None:
+    def __init__(self, run: Run, sites: SiteTable, step: int, source: str) -> None:
         self.step = step
         self.source = source
         self.rank = sites.rank
@@ -142,27 +140,13 @@ class StepGraph(Graph):
             shape=next(iter(site.out_shapes), ""),
             min=row.min,
             max=row.max,
-            source=source_line(site),
+            source=SourceLine.of(site),
         )
 
 
 def public_phase(phase: str) -> str:
     """Loss code is part of forward for people, and so is what checkpointing recomputes."""
     return Phase.FORWARD if phase in (Phase.LOSS, Phase.RECOMPUTE) else phase
-
-
-def source_of_line(line: ProgramLine | None) -> SourceLine | None:
-    """The line that an incident's evidence names; None where it names none."""
-    if line is None or not line.file:
-        return None
-    return SourceLine(file=line.file, line=line.line, function=line.function, code=line.code)
-
-
-def source_line(row: Any) -> SourceLine | None:
-    """The user's line that a row with ``file``, ``line``, ``function`` and ``code`` names; None where it has none."""
-    if not row.file:
-        return None
-    return SourceLine(file=row.file, line=row.line, function=row.function, code=row.code)
 
 
 def _described(
@@ -296,7 +280,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closeup:
+class IncidentSurroundings:
     """Holds the surroundings of an incident; empty where no trace of its step is left."""
 
     operands: tuple[Neighbour, ...] = ()  #: who gave the origin its operands, in their order
@@ -306,17 +290,17 @@ class Closeup:
     lines: tuple[SourceLine, ...] = ()  #: of the same file and function, in their order, the incident's own among them
 
 
-def closeup(run: Run, item: Incident | Finding) -> Closeup:
+def closeup(run: Run, item: Incident | Finding) -> IncidentSurroundings:
     """The surroundings of an incident or finding."""
-    sites = Sites(run, item.rank)
+    sites = SiteTable(run, item.rank)
     lines = _lines(sites.rows.values(), item.source)
     if not isinstance(item, Incident) or not item.path or not item.traced:
-        return Closeup(lines=lines)
+        return IncidentSurroundings(lines=lines)
     graph = StepGraph(run, sites, item.step, item.traced)
     if not _is_of(item, graph):
-        return Closeup(lines=lines)
+        return IncidentSurroundings(lines=lines)
     operands, readers = _operands(item, graph), _readers(item, graph)
-    return Closeup(
+    return IncidentSurroundings(
         operands=tuple(operands[:MAX_NEIGHBOURS]),
         operand_count=len(operands),
         readers=tuple(readers[:MAX_NEIGHBOURS]),
@@ -333,12 +317,7 @@ def _is_of(incident: Incident, graph: StepGraph) -> bool:
 def _operands(incident: Incident, graph: StepGraph) -> list[Neighbour]:
     origin = incident.path[0].seq
     edges = sorted(graph.inputs[origin], key=lambda edge: edge.arg)
-    return [Neighbour(node=_node(graph, edge), arg=edge.arg) for edge in edges]
-
-
-def _node(graph: StepGraph, edge: EdgeRow) -> PathNode:
-    (node,) = graph.path((edge.from_seq,))
-    return node
+    return [Neighbour(node=graph.path((edge.from_seq,))[0], arg=edge.arg) for edge in edges]
 
 
 def _readers(incident: Incident, graph: StepGraph) -> list[Neighbour]:
@@ -356,5 +335,5 @@ def _lines(sites: Iterable[SiteRow], source: SourceLine | None) -> tuple[SourceL
     for site in sites:
         same = (site.file, site.function) == (source.file, source.function)
         if same and abs(site.line - source.line) <= AROUND and site.line not in near:
-            near[site.line] = SourceLine(file=site.file, line=site.line, function=site.function, code=site.code)
+            near[site.line] = SourceLine.of(site) or source
     return tuple(near[line] for line in sorted(near))

@@ -1,8 +1,4 @@
-"""Plain words for what the files hold as identifiers and numbers: terminal, app and report say the same.
-
-Numbers have four significant digits; from 1,000 to a million they are whole, with thousands separated; beyond, and
-below 0.0001, they have an exponent as Python reads it, ``6.104e-5``; a power of two is raised, ``2⁹``.
-"""
+"""Plain words for what the files hold as identifiers and scales: terminal, app and report say the same."""
 
 from __future__ import annotations
 
@@ -10,42 +6,17 @@ import math
 from collections.abc import Sequence
 
 from ampscope.analysis.results import Finding, Incident
-from ampscope.trace.schema import COLLECTIVE_LIBRARIES, Form, Node, ReplayStatus, Trigger
+from ampscope.cures.forms.whole_step import OF_GROWTH
+from ampscope.numerals import number
+from ampscope.trace.schema import COLLECTIVE_LIBRARIES, Node, ReplayStatus
 from ampscope.trace.vocabulary import SEEN_LIVE
 
-#: From here on thousands are separated, from here on a number's digits say less than its size.
-_THOUSAND, _MILLION = 1e3, 1e6
-_DIGITS, _EXACT = 4, 17
 _RAISED = str.maketrans(
     "0123456789-",
     "\N{SUPERSCRIPT ZERO}\N{SUPERSCRIPT ONE}\N{SUPERSCRIPT TWO}\N{SUPERSCRIPT THREE}\N{SUPERSCRIPT FOUR}"
     "\N{SUPERSCRIPT FIVE}\N{SUPERSCRIPT SIX}\N{SUPERSCRIPT SEVEN}\N{SUPERSCRIPT EIGHT}\N{SUPERSCRIPT NINE}"
     "\N{SUPERSCRIPT MINUS}",
 )
-
-
-def number(value: float, digits: int = _DIGITS) -> str:
-    """``65,504``, ``0.9985``, ``6.104e-5``, ``NaN``, ``-inf``; what is not 1 has the digits that say so.
-
-    Args:
-        value: The number.
-        digits: How many significant digits it has at the most; what is below a million is whole all the same.
-    """
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else f"{value:g}"
-    if abs(float(f"{value:.{digits}g}")) >= _THOUSAND and abs(value) < _MILLION - 0.5:
-        whole = len(f"{abs(value):.0f}")
-        text = f"{value:,.{max(digits - whole, 0)}f}"
-        return text.rstrip("0").removesuffix(".") if "." in text else text
-    told = (f"{value:.{enough}g}" for enough in range(digits, _EXACT + 1))
-    short = next(text for text in told if abs(value) == 1 or abs(float(text)) != 1)
-    mantissa, exponent, power = short.partition("e")
-    return f"{mantissa}e{int(power)}" if exponent else mantissa
-
-
-def in_code(value: float) -> str:
-    """`number` as Python reads it: without separators."""
-    return number(value).replace(",", "")
 
 
 def power_of_two(exponent: int) -> str:
@@ -68,6 +39,11 @@ def in_words(scale: float) -> str:
     return f"{written} ({power_of_two(int(exponent))})"
 
 
+def capitalized(text: str) -> str:
+    """The text with its first letter raised, and all others as they are."""
+    return text[:1].upper() + text[1:]
+
+
 def times(count: int) -> str:
     """``once``, ``twice``, ``5 times``."""
     return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
@@ -86,6 +62,11 @@ def counted(number: int, one: str) -> str:
         return f"{number:,} {one}"
     noun, of, rest = one.partition(" of ")
     return f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}{of}{rest}"
+
+
+def spanned(noun: str, first: int, last: int) -> str:
+    """``step 300``, ``steps 3,056 to 3,333``."""
+    return f"{noun} {first:,}" if first == last else f"{noun}s {first:,} to {last:,}"
 
 
 #: Stretches of ranks that are named before the rest is only counted.
@@ -133,7 +114,7 @@ def received_in_words(incident: Incident) -> str:
     if len(got) > 1 and len(got) + 1 + len(incident.also_on) >= incident.world:
         return "Both other ranks received it." if len(got) == 2 else f"All {len(got):,} other ranks received it."
     words = ranks_in_words(got)
-    return f"{words[:1].upper()}{words[1:]} received it."
+    return f"{capitalized(words)} received it."
 
 
 def _stretch(first: int, last: int) -> str:
@@ -152,22 +133,6 @@ def _stretches(ranks: Sequence[int]) -> list[tuple[int, int]]:
     return [each for pair in pairs for each in pair]
 
 
-_TRIGGERS: dict[str, str] = {
-    Trigger.NONFINITE_GRADIENT: "gradients were not finite",
-    Trigger.NONFINITE_LOSS: "the loss was not finite",
-    Trigger.NONFINITE_WEIGHT: "a weight was not finite after the step",
-    Trigger.NONFINITE_BUFFER: "a buffer was not finite after the step",
-    Trigger.BUFFER_STANDS_STILL: "a buffer did not move, and in float32 it does",
-    Trigger.UPDATES_LOST: "updates were rounded away, and in float32 they are not",
-    Trigger.NONFINITE_STATE: "state that outlives the step was not finite after it",
-    Trigger.NONFINITE_CARRIED: "a tensor that the loop carries from step to step was not finite",
-    Trigger.CARRIED_READ: "the step read a tensor of the loop's that was not finite",
-    Trigger.EXCEPTION: "an error ended the run",
-    Trigger.ABSORBED_OVERFLOW: "a value overflowed, and vanished again before loss and gradients",
-    Trigger.INFORMATION_LOST: "many different values became few in a cast",
-    Trigger.LOST_GRADIENT: "gradients lost what the same step has in float32",
-}
-
 _REPLAYS: dict[str, str] = {
     ReplayStatus.EXACT: "The step was run again and came out the same in all that is compared: what failed, and a "
     "sample of what each call returned.",
@@ -184,11 +149,6 @@ _TRIALS: dict[bool | None, str] = {
 }
 
 
-def trigger_in_words(trigger: str) -> str:
-    """States what was noticed first; empty for a trigger that this version does not know."""
-    return _TRIGGERS.get(trigger, "")
-
-
 def replay_in_words(incident: Incident) -> str:
     """How far what is shown can be trusted, in one or two sentences."""
     if not incident.replay and incident.traced:
@@ -203,7 +163,7 @@ def replay_in_words(incident: Incident) -> str:
 def trial_in_words(verified: bool | None, kind: str = "") -> str:
     """Whether a replay tried a remedy, and what came out."""
     told = _TRIALS[verified]
-    return told.replace("this step", "an earlier step") if kind in (Form.SMALLER_STEP, Form.CLIPPED) else told
+    return told.replace("this step", "an earlier step") if kind in OF_GROWTH else told
 
 
 def steps_in_words(item: Incident | Finding) -> str:
@@ -212,7 +172,7 @@ def steps_in_words(item: Incident | Finding) -> str:
         return f"from step {item.step:,} on"
     if item.count <= 1 or item.last_step == item.step:
         return f"step {item.step:,}"
-    return f"steps {item.step:,} to {item.last_step:,} ({item.count:,} times)"
+    return f"{spanned('step', item.step, item.last_step)} ({item.count:,} times)"
 
 
 def when_in_words(item: Incident | Finding) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ampscope.capture.budgets import ReplayBudget, TraceBudget
+from ampscope.capture.checks.check import CheckContext
 from ampscope.capture.checks.hidden_overflow import HiddenOverflow
 from ampscope.capture.checks.loss_spikes import SpikeEnding
 from ampscope.capture.checks.lost_gradients import Progress
@@ -25,10 +27,10 @@ from ampscope.capture.loop_state.state_watch import StateWatch
 from ampscope.capture.record.configuration import Configuration
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import MistakeReport, Terminal
+from ampscope.capture.rerun.engine import RerunEngine
 from ampscope.capture.rerun.optimizer_rerun import OptimizersBefore
-from ampscope.capture.rerun.step_replay import Again
 from ampscope.capture.step.attempts import Attempts
-from ampscope.capture.step.cycle import StepCycle
+from ampscope.capture.step.cycle import State, StepCycle
 from ampscope.capture.step.endings import Endings
 from ampscope.capture.step.failed_calls import FailedCalls
 from ampscope.capture.step.incidents import Incidents
@@ -51,9 +53,6 @@ from ampscope.capture.usage.usage_watch import UsageWatch
 from ampscope.trace.schema import EventKind
 from ampscope.trace.vocabulary import STATE_LOOK, STEP_RECORD, STEP_TAPE
 
-#: What the parts do that share a guard, as the user would say it.
-_PARTS = (STEP_RECORD, "the op tracer", STATE_LOOK, "the following of what the loop carries")
-
 
 def step_watch(
     models: Models,
@@ -75,92 +74,110 @@ def step_watch(
         configuration: Changes the budget of traces, and what is written of them.
         healing: What may be changed of the training; None for nothing.
     """
-    guard, trace, looking, following = map(guard_for, _PARTS)
-    readback, cycle, pause, history = Readback(), StepCycle(), Pause(), StateHistory()
-    optimizers = OptimizerNumbers(models, recorder.next_step, recorder.describe_parameters, guard)
+    trace_budget, replay_budget = budgets
+    # Guards that several parts share: where one of them breaks, all of these end.
+    recording = guard_for(STEP_RECORD)
+    tracing = guard_for("the op tracer")
+    looking = guard_for(STATE_LOOK)
+    following = guard_for("the following of what the loop carries")
+
+    # What the parts stand on.
+    readback = Readback()
+    cycle = StepCycle()
+    pause = Pause()
+    history = StateHistory()
+    optimizers = OptimizerNumbers(models, recorder.next_step, recorder.describe_parameters, recording)
     own = OwnWork(pause, lambda text: recorder.event(EventKind.WARNING, optimizers.step_of(None), text))
     report = MistakeReport(recorder, terminal, optimizers.step_of)
-    usage, written = (
-        UsageWatch(models, report, optimizers.step_of, guard_for("the usage check")),
-        WrittenState(models, history, guard),
-    )
-    live, tape = LiveTrace(models, recorder, terminal, budgets[0], pause, trace), _tape(models, usage, pause, guard_for)
-    healer = _healer(healing, models, recorder, tape, budgets[1], terminal, guard_for)
-    incidents = Incidents(models, recorder, readback, live, budgets, guard_for, terminal, healer)
-    carried = CarriedState(models, tape, recorder, incidents, live.casts, pause, following)
-    spikes = SpikeEnding(Again(models, recorder, budgets[1], guard_for("the look at spikes")), incidents, tape, cycle)
+
+    # What is kept of a step, and runs it again.
+    usage = UsageWatch(models, report, optimizers.step_of, guard_for("the usage check"))
+    received = ReceivedValues(lambda: models.modules, pause, guard_for("the keeping of what other ranks sent"))
+    tape = StepTape(models, usage, guard_for(STEP_TAPE), pause, received=received)
+    live = LiveTrace(models, recorder, terminal, trace_budget, pause, tracing)
+    engine = RerunEngine(models, recorder.sites, replay_budget, recording, partial(cycle.inside, State.JUDGING))
+    healer = _healer(healing, engine, recorder, tape, terminal, guard_for)
+    incidents = Incidents(engine, recorder, readback, live, trace_budget, guard_for, terminal, healer)
     failed = FailedCalls(models, recorder, incidents, optimizers, guard_for("the look at exceptions"))
     tape.on_error(failed.function_raised)
+
+    # What outlives a step.
+    written = WrittenState(models, history, recording)
+    carried = CarriedState(engine.under(following), tape, recorder, incidents, live.casts, pause)
     state = StateWatch(models, optimizers, written, carried.averages, history, readback, incidents, looking)
     alive = Liveness(models, readback, report, guard_for("the look at what trains"))
-    observers = Observers(
-        own,
-        settings=configuration,
-        tape=tape,
-        live=live,
-        written=written,
-        still=StillBuffers(models, incidents, tape, budgets[1], cycle, looking),
-        updates=StillUpdates(models, recorder, terminal, budgets[1], looking),
-        carried=carried,
-        usage=usage,
-        rows=StepRows(models, recorder, readback, own, guard, (spikes.arrived, alive.arrived)),
-        alive=alive,
-        effect=AmpEffect(models, report, guard_for("the look at autocast regions")),
-        spikes=spikes,
-        history=ScalerHistory(recorder, optimizers, readback, guard_for("the scaler's history")),
-        **_looks(Again(models, recorder, budgets[1], guard_for("the second look")), incidents, live, tape, cycle),
-        failed=failed,
-        audit=Audit(models, recorder, configuration.audits, tape, cycle, terminal, guard_for("the audit")),
-        trace=TraceEnding(models, live, incidents, tape, budgets[0], cycle, trace),
-        **_around(state, OptimizersBefore(models, looking), healer, models),
-    )
-    attempts = Attempts(models, optimizers, cycle, observers, incidents, tape, written, carried, own, guard, healer)
-    ends = Endings(attempts, cycle, observers, incidents, tape, own, guard), LoopEndings(attempts), carried.mode
-    return StepWatch(models, recorder, readback, optimizers, cycle, own, live, tape, observers, *ends, guard)
 
-
-def _looks(
-    again: Again, incidents: Incidents, live: LiveTrace, tape: StepTape, cycle: StepCycle
-) -> dict[str, StepObserver]:
-    """The looks at steps that went well."""
+    # What is asked of steps that look good.
     progress = Progress()
-    hidden = HiddenOverflow(again, incidents, live, tape, cycle, progress, again.guard)
-    return {"hidden": hidden, "second": SecondLook(again, hidden, incidents, tape, cycle, progress, again.guard)}
+    context = CheckContext(engine, recorder, tape, incidents)
+    second_look = context.under(guard_for("the second look"))
+    hidden = HiddenOverflow(second_look, live, progress)
+    second = SecondLook(second_look, hidden, progress)
+    still = StillBuffers(context.under(looking))
+    updates = StillUpdates(context.under(looking), terminal)
+    spikes = SpikeEnding(context.under(guard_for("the look at spikes")))
+    audit = Audit(context.under(guard_for("the audit")), configuration.audits, terminal)
 
-
-def _around(
-    state: StateWatch, before: OptimizersBefore, healer: Healer | None, models: Models
-) -> dict[str, StepObserver]:
-    """Makes the observers that look at optimizers, copy them, and change the training where that was asked for."""
-    healing: dict[str, StepObserver] = {"heal": healer} if healer is not None else {}
+    parts: dict[str, StepObserver] = {  # by the names that `ORDER` has for them
+        "settings": configuration,
+        "tape": tape,
+        "live": live,
+        "trace": TraceEnding(models, live, incidents, tape, trace_budget, tracing),
+        "rows": StepRows(models, recorder, readback, own, recording, (spikes.arrived, alive.arrived)),
+        "history": ScalerHistory(recorder, optimizers, readback, guard_for("the scaler's history")),
+        "usage": usage,
+        "effect": AmpEffect(models, report, guard_for("the look at autocast regions")),
+        "alive": alive,
+        "carried": carried,
+        "written": written,
+        "state": state,
+        "failed": failed,
+        "before": OptimizersBefore(models, looking),
+        "hidden": hidden,
+        "second": second,
+        "still": still,
+        "updates": updates,
+        "spikes": spikes,
+        "audit": audit,
+    }
     if healer is not None:
-        healing["ahead"] = Ahead(models, state, healer) if type(healer) is Healer else Declined(state, healer)
-    return {"state": state, "before": before, **healing}
+        parts["heal"] = healer
+        parts["ahead"] = Ahead(models, state, healer) if type(healer) is Healer else Declined(state, healer)
+    observers = Observers(own, **parts)
+    attempts = Attempts(models, optimizers, cycle, observers, incidents, tape, written, carried, own, recording, healer)
+    return StepWatch(
+        models,
+        recorder,
+        readback,
+        optimizers,
+        cycle,
+        own,
+        live,
+        tape,
+        observers,
+        Endings(attempts, cycle, observers, incidents, tape, own, recording),
+        LoopEndings(attempts),
+        carried.mode,
+        recording,
+    )
 
 
 def _healer(
     healing: Healing | None,
-    models: Models,
+    engine: RerunEngine,
     recorder: Recorder,
     tape: StepTape,
-    budget: ReplayBudget,
     terminal: Terminal,
     guard_for: Callable[[str], Guard],
 ) -> Healer | None:
     if healing is None:
         return None
     log = HealingLog(recorder, terminal)
-    guard = guard_for("healing")
+    engine = engine.under(guard_for("healing"))
     if terminal.world_size == 1:
-        return Healer(models, recorder, tape, budget, healing, log, guard)
+        return Healer(engine, recorder, tape, healing, log)
     ballot = process_group.ballot(f"ampscope/heal/{recorder.folder.name}/{recorder.segment}")
     if ballot is None:
         log.line("ranks", OF_RANKS)
         return None
-    return RankHealer(models, recorder, tape, budget, healing, log, guard, ballot)
-
-
-def _tape(models: Models, usage: UsageWatch, pause: Pause, guard_for: Callable[[str], Guard]) -> StepTape:
-    """The tape of the step in progress."""
-    received = ReceivedValues(lambda: models.modules, pause, guard_for("the keeping of what other ranks sent"))
-    return StepTape(models, usage, guard_for(STEP_TAPE), pause, received=received)
+    return RankHealer(engine, recorder, tape, healing, log, ballot)

@@ -34,7 +34,7 @@ class OpenStep:
     given_norms: dict[int | None, Tensor] = field(default_factory=dict)  #: without a scaler: as the latest backward has
     #: left the gradients, by ``id`` of the optimizer; None for all gradients, where no optimizer is known yet
     edited: dict[int, Tensor | None] = field(default_factory=dict)  #: likewise, where the loop has changed them since
-    sent: dict[int, Sent] = field(default_factory=dict)  #: norms on their way to the host, by ``id``
+    sent: dict[int, DeviceNumber] = field(default_factory=dict)  #: norms on their way to the host, by ``id``
     micro_batches: int = 0
     scaler: Any = None  #: that scaled its latest loss
     updated: bool = False  #: the scaler has heard what unscaling found: the loop itself has passed the optimizer by
@@ -75,7 +75,7 @@ class OpenStep:
     def send(self, norm: Tensor | None) -> None:
         """Starts a copy of ``norm`` to the host: who asks for it after the device was waited for has it at once."""
         if norm is not None and not norm.is_cpu:
-            self.sent[id(norm)] = Sent(norm, Parcel({"norm": norm}))
+            self.sent[id(norm)] = DeviceNumber(norm, Parcel({"norm": norm}))
 
     def number(self, norm: Tensor) -> float:
         """The value of a norm; waits for what has not arrived."""
@@ -122,7 +122,7 @@ class OpenStep:
         return torch.stack([mean.to(means[0].device) for mean in means]).mean() if means else None
 
 
-class Sent(NamedTuple):
+class DeviceNumber(NamedTuple):
     """A number on the device, kept so that its ``id`` stays its own, and its copy."""
 
     tensor: Tensor
@@ -313,6 +313,16 @@ class BareStep(NamedTuple):
     late: bool = False  #: another optimizer has ended the step already
 
 
+class WeightsCast(NamedTuple):
+    """The loop has given parameters of a watched model that are trained another dtype, as ``model.half()`` does."""
+
+    place: Place | None  #: the loop's line
+    changed: int  #: parameters whose dtype has changed
+    of: int  #: parameters that the call went through
+    dtype: torch.dtype  #: of the first of them, now
+    step: int = 0  #: the step attempt before which it happened
+
+
 class ScalerMethod(StrEnum):
     """The methods of a ``GradScaler`` whose calls are noted; the value is the method's name."""
 
@@ -463,6 +473,27 @@ class CallWatcher(Protocol):
         """A function is about to run."""
 
 
+class OtherCalls(Protocol):
+    """Makes functions that the loop calls outside watched modules otherwise than they are written."""
+
+    @property
+    def of_step(self) -> tuple[Any, ...]:
+        """Tells what is otherwise in the step in progress; empty for nothing."""
+
+    @property
+    def to_repeat(self) -> tuple[Any, ...]:
+        """Tells which part of it a replay of the step makes again."""
+
+    def step_began(self) -> None:
+        """Another step has begun."""
+
+    def release(self) -> None:
+        """No more functions come in this step."""
+
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Calls a function; where it fails, it is the loop's own that has failed."""
+
+
 #: Is told of a torch function that raised, with its arguments; must not raise itself.
 ErrorListener = Callable[[Exception, Callable[..., Any], Any, Any], object]
 
@@ -516,6 +547,9 @@ class StepObserver:
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
         """An optimizer is about to change its parameters."""
+
+    def weights_cast(self, cast: WeightsCast) -> None:
+        """The loop has given the parameters of a watched model another dtype."""
 
     def foreign_step(self, optimizer: Optimizer) -> None:
         """An optimizer that holds no watched parameter steps while a step of the watched model is open."""

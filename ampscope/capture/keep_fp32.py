@@ -92,7 +92,7 @@ class HeldForward:
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 
 
-def in_float32(forward: Callable[..., Any], outputs: Outputs | None = None) -> Callable[..., Any]:
+def in_float32(forward: Callable[..., Any], outputs: ModuleOutputs | None = None) -> Callable[..., Any]:
     """``forward`` as a function that computes in float32 whatever autocast region it is called in.
 
     Autocast is off inside, tensors in half precision among the arguments come in as float32, and what is returned
@@ -150,10 +150,10 @@ def keep_fp32(model: nn.Module, names: str | Sequence[str], *, outputs: torch.dt
     chosen: dict[str, nn.Module] = {}
     for name in [names] if isinstance(names, str) else names:
         chosen |= _matching(name, known)
-    return KeptModules(chosen, dict.fromkeys(chosen, Outputs(outputs)) if outputs is not None else None)
+    return KeptModules(chosen, dict.fromkeys(chosen, ModuleOutputs(outputs)) if outputs is not None else None)
 
 
-def kept(modules: Mapping[str, nn.Module], outputs: Mapping[str, Outputs]) -> KeptModules:
+def kept(modules: Mapping[str, nn.Module], outputs: Mapping[str, ModuleOutputs]) -> KeptModules:
     """Keeps modules that are at hand in float32, each by its name, but not their copies; see `keep_fp32`.
 
     Raises:
@@ -172,7 +172,11 @@ class KeptModules:
     """
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], outputs: Mapping[str, Outputs] | None = None, *, travels: bool = True
+        self,
+        modules: Mapping[str, nn.Module],
+        outputs: Mapping[str, ModuleOutputs] | None = None,
+        *,
+        travels: bool = True,
     ) -> None:
         self.names = tuple(modules)
         self.travels = travels
@@ -185,7 +189,7 @@ class KeptModules:
         while self._forwards:
             self._forwards.pop().let_go(self)
 
-    def outputs_of(self, module: nn.Module) -> Outputs | None:
+    def outputs_of(self, module: nn.Module) -> ModuleOutputs | None:
         """How what a module returns is given back; None where it stays float32."""
         return self._outputs.get(id(module))
 
@@ -199,7 +203,7 @@ class KeptModules:
         return f"<ampscope.keep_fp32 {', '.join(map(repr, self.names))}{'' if self._forwards else ', removed'}>"
 
 
-class Outputs(NamedTuple):
+class ModuleOutputs(NamedTuple):
     """How a module in float32 gives back what it gave in half precision, where a half dtype is asked for."""
 
     dtype: torch.dtype  #: that it had
@@ -221,7 +225,7 @@ class Float32Forward(HeldForward):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self.handles: list[KeptModules] = []  #: that keep the module; what is asked for by the latest holds
-        self.outputs: Outputs | None = None
+        self.outputs: ModuleOutputs | None = None
         self._kinds = call_state.device_types()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -259,7 +263,9 @@ def _kept_forward(module: nn.Module) -> Float32Forward:
 # -- computing in float32 ---------------------------------------------------------------------------------------------
 
 
-def _call(forward: Callable[..., Any], args: Any, kwargs: Any, kinds: tuple[str, ...], outputs: Outputs | None) -> Any:
+def _call(
+    forward: Callable[..., Any], args: Any, kwargs: Any, kinds: tuple[str, ...], outputs: ModuleOutputs | None
+) -> Any:
     """Calls ``forward`` in float32; what it returns is narrow again where a half dtype was asked for."""
     is_half = outputs is not None and _asks_for(outputs.dtype, args, kwargs, kinds)
     result = _run(forward, args, kwargs, kinds)

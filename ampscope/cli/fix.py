@@ -16,7 +16,7 @@ from ampscope.errors import AmpscopeError
 
 if TYPE_CHECKING:
     from ampscope.analysis.results import Remedy, SourceLine
-    from ampscope.analysis.rewriting.source_file import SourceFile
+    from ampscope.cures.rewriting.source_file import SourceFile
 
 REMEDY = Annotated[
     int | None,
@@ -66,7 +66,7 @@ def remedy_with_diff(run: Path, number: int | None, root: Path) -> Remedy:
     """
     from ampscope.analysis.cures.own_words import changed_since
     from ampscope.analysis.diagnosis.diagnosis import diagnose
-    from ampscope.analysis.rewriting.source_file import files_below
+    from ampscope.cures.rewriting.source_file import files_below
     from ampscope.report.safe_text import visible
     from ampscope.trace.read.run import open_run
 
@@ -109,9 +109,9 @@ def changed_file(diff: str, root: Path) -> tuple[SourceFile, bytes]:
     Raises:
         AmpscopeError: the file is not there, or does not read as it was recorded.
     """
-    from ampscope.analysis.rewriting.edit import applied, file_of, first_line
-    from ampscope.analysis.rewriting.source_file import files_below, path_below, read
-    from ampscope.analysis.rewriting.statement import parsed
+    from ampscope.cures.rewriting.edit import applied, file_of, first_line
+    from ampscope.cures.rewriting.source_file import files_below, path_below, read
+    from ampscope.cures.rewriting.statement import parsed
     from ampscope.report.safe_text import visible
 
     name = file_of(diff)

@@ -137,7 +137,7 @@ RESULTS = {
     "plan": "ampscope.analysis.precision.plan:Plan",
     "scale": "ampscope.analysis.scale.answer:ScaleAnswer",
     "fleet": "ampscope.analysis.diagnosis.fleet_results:Fleet",
-    "audit": "ampscope.analysis.precision.audit:Audit",
+    "audit": "ampscope.analysis.precision.audit:AuditReport",
     "compact": "ampscope.trace.compaction:Compaction",
 }
 

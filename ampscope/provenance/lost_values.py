@@ -112,7 +112,7 @@ class HowLost(StrEnum):
     ROUNDED = "rounded"  #: a difference, or a sum, too small beside its operands
 
 
-class Loss(NamedTuple):
+class LostMass(NamedTuple):
     """The op at which mass was lost, how, and how much."""
 
     origin: Origin  #: the op, and its way to the gradient
@@ -120,7 +120,7 @@ class Loss(NamedTuple):
     share: float  #: of the op's own result, or of the gradient that passes a saturated one
 
 
-def lost_mass(half: Graph, wide: Graph, gradients: Collection[str]) -> Loss | None:
+def lost_mass(half: Graph, wide: Graph, gradients: Collection[str]) -> LostMass | None:
     """The first op of a step at which gradients lost mass.
 
     Args:
@@ -132,7 +132,7 @@ def lost_mass(half: Graph, wide: Graph, gradients: Collection[str]) -> Loss | No
         The loss; None where no op explains it.
     """
     pairs = _Pairs(half, wide)
-    found: dict[int, Loss] = {}
+    found: dict[int, LostMass] = {}
     for sink in half.outputs:
         site = half.site(sink)
         if site.op == Node.GRADIENT and site.name in gradients:
@@ -141,7 +141,7 @@ def lost_mass(half: Graph, wide: Graph, gradients: Collection[str]) -> Loss | No
     return min(found.values(), key=lambda loss: loss.origin.seq, default=None)
 
 
-def _walk(pairs: _Pairs, sink: int) -> Iterator[Loss]:
+def _walk(pairs: _Pairs, sink: int) -> Iterator[LostMass]:
     """Back from a gradient along what has lost mass, and what cannot be compared; gives the losses on the way."""
     half = pairs.half
     towards: dict[int, int] = {sink: -1}
@@ -161,7 +161,7 @@ def _walk(pairs: _Pairs, sink: int) -> Iterator[Loss]:
         if loss is not None:
             where, how, share = loss
             path = path_along(towards, seq)
-            yield Loss(Origin(where, 0, path if where == seq else (where, *path), sink), how, share)
+            yield LostMass(Origin(where, 0, path if where == seq else (where, *path), sink), how, share)
 
 
 class _Pairs:
@@ -304,6 +304,8 @@ FEWEST_VALUES = 16
 _ENOUGH_LEFT = 2 / 3
 #: Of values in any order, which may be measurements too, so many have to become one.
 _INTO_ONE = 8
+#: Of numbers that pick rows, such a share may be another number.
+_FEW_CHANGED = 0.01
 _COMPARISONS = frozenset({"eq", "ne", "gt", "ge", "lt", "le"})
 #: Ops that make few values of many on purpose; what the cast lost before may not matter to them.
 _COARSE = frozenset({"sign", "clamp", "clamp_min", "clamp_max", "floor_divide", "floor", "round", "bucketize"})
@@ -317,24 +319,35 @@ class DistinctValues(NamedTuple):
     after: int
     ordered: bool  #: those before rise, or fall, nearly throughout
     certain: bool = True  #: they number something; else that shows only where they are used so
+    changed: int = 0  #: elements of the sample that are another number after the cast
+    of: int = 0  #: elements that the sample has
+
+    @property
+    def become_others(self) -> bool:
+        """Whether so many numbers are others after the cast that the rows which they pick are."""
+        return self.changed > _FEW_CHANGED * self.of
 
 
-def collapsed(graph: Graph, counts: Mapping[int, DistinctValues]) -> list[int]:
-    """The casts that lost much of what they read, where what is left reaches the loss.
+def collapsed(graph: Graph, counts: Mapping[int, DistinctValues]) -> dict[int, DistinctValues]:
+    """Returns the casts that lost much of what they read, where what is left reaches the loss, with their counts.
 
-    Of positions and the like a third, of values in no order more than half.
+    Of positions and the like a third, of values in no order more than half; of whole numbers that become an index
+    those that are another number, for it picks another row. Where they become none, none counts as changed.
 
     Args:
         graph: The ops of the step.
         counts: Of some casts of the step, what was counted, by number. What they read numbers something.
     """
-    gross = (seq for seq in sorted(counts) if seq in graph.outputs and _is_gross(graph, seq, counts[seq]))
-    return [seq for seq in gross if _matters(graph, seq)]
+    found = {}
+    for seq, count in sorted(counts.items()):
+        if seq in graph.outputs and count.before >= FEWEST_VALUES:
+            renumbers = count.become_others and _becomes_index(graph, seq)
+            if (renumbers or _is_gross(graph, seq, count)) and _matters(graph, seq):
+                found[seq] = count if renumbers else count._replace(changed=0)
+    return found
 
 
 def _is_gross(graph: Graph, seq: int, count: DistinctValues) -> bool:
-    if count.before < FEWEST_VALUES:
-        return False
     if count.ordered:
         return count.after < _ENOUGH_LEFT * count.before
     many_became_one = count.certain and count.before >= _INTO_ONE * count.after
@@ -343,12 +356,17 @@ def _is_gross(graph: Graph, seq: int, count: DistinctValues) -> bool:
 
 def _identifies(graph: Graph, seq: int) -> bool:
     """Whether what a cast gave is compared with each other, or made an index of: then each value means something."""
-    for edge in graph.readers[seq]:
-        site = graph.site(edge.seq)
-        same = op_name(site.op) in ("eq", "ne") and len(site.in_dtypes) > 1
-        if same or (site.cast and any(dtype in _INTEGERS for dtype in site.out_dtypes)):
-            return True
-    return False
+    read_by = [graph.site(edge.seq) for edge in graph.readers[seq]]
+    compared = any(op_name(site.op) in ("eq", "ne") and len(site.in_dtypes) > 1 for site in read_by)
+    return compared or _becomes_index(graph, seq)
+
+
+def _becomes_index(graph: Graph, seq: int) -> bool:
+    """Whether what a cast gave is made whole numbers again, or was before the step began."""
+    if any(dtype in _INTEGERS for dtype in graph.site(seq).out_dtypes):
+        return True
+    read_by = [graph.site(edge.seq) for edge in graph.readers[seq]]
+    return any(site.cast and any(dtype in _INTEGERS for dtype in site.out_dtypes) for site in read_by)
 
 
 def _matters(graph: Graph, seq: int) -> bool:

@@ -180,7 +180,7 @@ def _ways(graph: Graph, seq: int) -> Iterator[tuple[int, ...]]:
             towards[edge.seq] = here
             if graph.bad_output(edge.seq) is not None:
                 queue.append(edge.seq)
-            elif any("float" in dtype for dtype in graph.site(edge.seq).out_dtypes):  # a comparison only looks
+            elif any(dtype != "bool" for dtype in graph.site(edge.seq).out_dtypes):  # a comparison only looks
                 ends.append(edge.seq)
     for end in sorted(ends):
         yield path_along(towards, end)[::-1]

@@ -12,9 +12,10 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from ampscope.analysis.causes.catalogue import cause_in_words, what_in_words
-from ampscope.analysis.diagnosis.gate import Check, Gate, Limit, Outcome
+from ampscope.analysis.diagnosis.gate import Gate, Limit, LimitCheck, Outcome
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, SourceLine
-from ampscope.analysis.words import number, when_in_words
+from ampscope.analysis.words import capitalized, when_in_words
+from ampscope.numerals import number
 from ampscope.report import numbers
 from ampscope.report.diagnosis_words import remedy_in_words
 from ampscope.report.safe_text import visible, visible_lines
@@ -38,7 +39,7 @@ def quantity(limit: Limit, amount: float | None, *, missing: str = "") -> str:
     return f"{number(amount)} bits" if limit is Limit.MIN_HEADROOM else numbers.count(amount)
 
 
-def failures(gate: Gate) -> list[Check]:
+def failures(gate: Gate) -> list[LimitCheck]:
     """The checks that did not pass."""
     return [check for check in gate.checks if check.outcome is not Outcome.PASSED]
 
@@ -54,7 +55,7 @@ def matters(diagnosis: Diagnosis) -> Iterator[Incident | Finding]:
 def title(item: Incident | Finding) -> str:
     """Returns an incident's or finding's cause and steps in one line."""
     words = what_in_words(item)
-    return visible(f"{words[:1].upper()}{words[1:]}, {when_in_words(item)}")
+    return visible(f"{capitalized(words)}, {when_in_words(item)}")
 
 
 def first_change(item: Incident | Finding) -> Remedy | None:
@@ -130,13 +131,13 @@ def as_junit(gate: Gate) -> str:
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _case(check: Check, gate: Gate) -> dict[str, str]:
+def _case(check: LimitCheck, gate: Gate) -> dict[str, str]:
     line = {"file": check.source.file, "line": str(check.source.line)} if check.source is not None else {}
     run = gate.diagnosis.run.name
     return {"classname": visible(f"ampscope.{run}"), "name": NAMES[check.limit], **line}
 
 
-def _details(check: Check, gate: Gate) -> str:
+def _details(check: LimitCheck, gate: Gate) -> str:
     primary = gate.diagnosis.primary
     if check.limit is not Limit.VERDICT or primary is None:
         return check.text
@@ -168,7 +169,7 @@ def _lines(gate: Gate) -> Iterator[str]:
             yield from _block(remedy.diff or "", "diff") if remedy.diff else _block(remedy.code, "python")
 
 
-def _row(check: Check) -> str:
+def _row(check: LimitCheck) -> str:
     each = [quantity(check.limit, amount) for amount in (check.measured, check.allowed, check.baseline)]
     outcome = f"{_MARKS[check.outcome]} {OUTCOMES[check.outcome]}"
     return f"| {' | '.join([NAMES[check.limit], outcome, *each, _text(check.text)])} |"
@@ -211,7 +212,7 @@ def as_sarif(gate: Gate, *, version: str) -> str:
         "name": "AMPscope",
         "semanticVersion": version,
         "rules": [
-            {"id": name, "shortDescription": {"text": text[:1].upper() + text[1:]}}
+            {"id": name, "shortDescription": {"text": capitalized(text)}}
             for name, text in sorted(rules.items())
             if name in met
         ],

@@ -10,14 +10,15 @@ from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.replay.compare.compare_results import (
     Comparison,
     Difference,
+    DifferenceKind,
     Divergence,
-    Kind,
     Likeness,
     Side,
     unlike_in_words,
 )
 from ampscope.analysis.results import Cost, Finding, Incident, MadeCure, Operand, Remedy
-from ampscope.analysis.words import in_words, number, op_in_words, trial_in_words
+from ampscope.analysis.words import in_words, op_in_words, trial_in_words
+from ampscope.numerals import number
 from ampscope.report import numbers
 from ampscope.report.numbers import nonfinite, value
 from ampscope.report.safe_text import place
@@ -182,34 +183,34 @@ TITLES = {
 }
 #: What differs, by the kind.
 KINDS = {
-    Kind.OP: "ops",
-    Kind.MODULE: "modules",
-    Kind.RENAMED: "names",
-    Kind.MICRO_BATCHES: "micro-batches",
-    Kind.RECOMPUTE: "checkpointing",
-    Kind.SCALAR: "arguments",
-    Kind.OPERANDS: "operands",
-    Kind.DTYPE: "dtypes",
-    Kind.CAST: "casts",
-    Kind.SHAPE: "shapes",
-    Kind.LINE: "lines",
-    Kind.WEIGHTS: "weights",
-    Kind.BATCH: "batch",
-    Kind.RANDOM: "random numbers",
-    Kind.SEED: "seed",
-    Kind.SCALE: "loss scale",
-    Kind.LEARNING_RATE: "learning rate",
-    Kind.OPTIMIZER: "optimizer",
-    Kind.VALUE: "values",
-    Kind.NONFINITE: "NaN or inf",
-    Kind.RANGE: "magnitudes",
-    Kind.VERDICT: "verdict",
-    Kind.LOSS: "loss",
-    Kind.GRAD_NORM: "gradient norm",
-    Kind.SKIPS: "skipped steps",
-    Kind.STEPS: "length",
-    Kind.NOT_COMPARED: "not compared",
-    Kind.ENVIRONMENT: "environment",
+    DifferenceKind.OP: "ops",
+    DifferenceKind.MODULE: "modules",
+    DifferenceKind.RENAMED: "names",
+    DifferenceKind.MICRO_BATCHES: "micro-batches",
+    DifferenceKind.RECOMPUTE: "checkpointing",
+    DifferenceKind.SCALAR: "arguments",
+    DifferenceKind.OPERANDS: "operands",
+    DifferenceKind.DTYPE: "dtypes",
+    DifferenceKind.CAST: "casts",
+    DifferenceKind.SHAPE: "shapes",
+    DifferenceKind.LINE: "lines",
+    DifferenceKind.WEIGHTS: "weights",
+    DifferenceKind.BATCH: "batch",
+    DifferenceKind.RANDOM: "random numbers",
+    DifferenceKind.SEED: "seed",
+    DifferenceKind.SCALE: "loss scale",
+    DifferenceKind.LEARNING_RATE: "learning rate",
+    DifferenceKind.OPTIMIZER: "optimizer",
+    DifferenceKind.VALUE: "values",
+    DifferenceKind.NONFINITE: "NaN or inf",
+    DifferenceKind.RANGE: "magnitudes",
+    DifferenceKind.VERDICT: "verdict",
+    DifferenceKind.LOSS: "loss",
+    DifferenceKind.GRAD_NORM: "gradient norm",
+    DifferenceKind.SKIPS: "skipped steps",
+    DifferenceKind.STEPS: "length",
+    DifferenceKind.NOT_COMPARED: "not compared",
+    DifferenceKind.ENVIRONMENT: "environment",
 }
 
 

@@ -9,8 +9,9 @@ import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from ampscope.analysis import words
+from ampscope import numerals
 from ampscope.analysis.results import Operand
+from ampscope.analysis.words import counted
 
 #: What a page puts where nothing was measured, or where something is not known.
 UNMEASURED, UNKNOWN = "not measured", "unknown"
@@ -22,12 +23,12 @@ _DAY_S, _HOUR_S, _MINUTE_S = 86400, 3600, 60
 
 def value(number: float | None, *, missing: str = "") -> str:
     """A tensor's value with the digits it deserves, NaN and infinities by name."""
-    return missing if number is None else words.number(number)
+    return missing if number is None else numerals.number(number)
 
 
 def signed(number: float, digits: int = 2) -> str:
     """A difference, with its sign."""
-    return f"{'' if number < 0 else '+'}{words.number(number, digits)}"
+    return f"{'' if number < 0 else '+'}{numerals.number(number, digits)}"
 
 
 def span(low: float | None, high: float | None, *, missing: str = "") -> str:
@@ -41,9 +42,7 @@ def span(low: float | None, high: float | None, *, missing: str = "") -> str:
 
 def count(number: float, noun: str = "") -> str:
     """``41,873``; with a noun ``1 step``, ``2,000 steps``."""
-    if not noun:
-        return f"{number:,.0f}"
-    return f"{number:,.0f} {noun}" if number == 1 else f"{number:,.0f} {noun}s"
+    return counted(round(number), noun) if noun else f"{number:,.0f}"
 
 
 def share(part: float | None, *, narrow: bool = False, missing: str = "") -> str:

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ampscope.analysis.replay.recording import Recording
-from ampscope.analysis.replay.timeline import Mark, Timeline, timeline
+from ampscope.analysis.replay.timeline import OpMark, Timeline, timeline
 from ampscope.analysis.words import op_in_words
 
 _PROCESS, _OPS, _HEADROOM = 1, 1, "headroom, bits"
 #: Colour names of the format, by what is to be seen.
-_COLOURS = {Mark.BAD: "terrible", Mark.NEAR: "bad", Mark.INTENDED: "grey"}
+_COLOURS = {OpMark.BAD: "terrible", OpMark.NEAR: "bad", OpMark.INTENDED: "grey"}
 
 
 def as_perfetto(seen: Recording, *, name: str) -> str:
@@ -57,14 +57,14 @@ def _modules(track: Timeline) -> Iterator[dict[str, Any]]:
 def _ops(seen: Recording, track: Timeline) -> Iterator[dict[str, Any]]:
     for position in range(len(seen)):
         op, name = track.ops[int(track.op[position])]
-        site, marks = seen.site_of(position), Mark(int(track.marks[position]))
+        site, marks = seen.site_of(position), OpMark(int(track.marks[position]))
         headroom = float(track.headroom[position])
         facts = {
             "op": op,
             "dtype": track.dtypes[int(track.dtype[position])] if track.dtype[position] >= 0 else "",
             "line": f"{site.file}:{site.line} {site.code}" if site.file else "",
             "seq": int(track.seq[position]),
-            "finite": Mark.BAD not in marks and Mark.INTENDED not in marks,
+            "finite": OpMark.BAD not in marks and OpMark.INTENDED not in marks,
             **({"headroom_bits": round(headroom, 2)} if math.isfinite(headroom) else {}),
         }
         colour = next((told for mark, told in _COLOURS.items() if mark in marks), None)

@@ -11,7 +11,7 @@ from ampscope.analysis.precision.ranges.measured import NEAR_BITS
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges
 from ampscope.analysis.scale.what_if import ScalerRules, WhatIf
 from ampscope.analysis.scale.window import OptimizerPart, ScaleWindow
-from ampscope.analysis.words import in_words, listed, op_in_words, place_in_words
+from ampscope.analysis.words import capitalized, in_words, listed, op_in_words, place_in_words
 from ampscope.report import numbers
 from ampscope.report.numbers import count
 from ampscope.report.safe_text import short
@@ -216,7 +216,7 @@ def closest_sentence(found: Ranges) -> str:
     if row is None:
         return "No value that can grow was measured in this run."
     if row.overflowed:
-        return f"{_first_upper(place_words(row))} {overflows(row)} in {row.dtype}."
+        return f"{capitalized(place_words(row))} {overflows(row)} in {row.dtype}."
     where = f"{place_words(row)}, {distance(row)}{_when(row)}"
     if row.scale is not None:
         return f"Only gradients were measured, with their loss scale. The closest to overflow: {where}."
@@ -286,11 +286,6 @@ def line(row: RangeRow) -> str:
     return f"{row.source.file.rpartition('/')[2]}:{row.source.line}" if row.source else ""
 
 
-def steps_words(first: int, last: int) -> str:
-    """``step 300``, ``steps 3,056 to 3,333``."""
-    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
-
-
 def _when(row: RangeRow) -> str:
     if row.largest_step is None or row.largest_last is None:
         return ""
@@ -306,10 +301,6 @@ def _going(row: RangeRow) -> str:
         f"; it grows {row.bits_per_step:.2g} bits a step and would get there near step {row.forecast_step:,} "
         f"({row.forecast_low:,} to {row.forecast_high:,})"
     )
-
-
-def _first_upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def sentences(window: ScaleWindow) -> Iterator[str]:
@@ -333,9 +324,7 @@ def _ends(window: ScaleWindow) -> str:
 
 def _unknown(window: ScaleWindow) -> str:
     what = "no traced step has counted the exponents of gradients, so nothing is known of what is flushed to zero. "
-    return (
-        f"{what[0].upper() if window.high is not None else what[0]}{what[1:]}Traced healthy steps count them: every=N."
-    )
+    return f"{capitalized(what) if window.high is not None else what}Traced healthy steps count them: every=N."
 
 
 def _basis(window: ScaleWindow) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -40,6 +41,23 @@ class FloatInfo:
     def is_half(self) -> bool:
         """Whether it is one of the two that autocast computes in."""
         return self.bytes == 2
+
+    @property
+    def survivor(self) -> float:
+        """The smallest power of ten that is a normal number."""
+        return float(f"1e{math.ceil(math.log10(self.smallest_normal))}")
+
+    def vanishes(self, number: float) -> bool:
+        """Whether a number other than zero becomes zero: half the smallest one does, as the even neighbour."""
+        return 0 < abs(number) <= self.smallest_subnormal / 2
+
+    def rounds_to_one(self, number: float) -> bool:
+        """Whether a number just below 1 becomes 1: below it numbers lie half as far apart as above."""
+        return number < 1 and 1 - number <= self.eps / 4
+
+    def overflows(self, number: float) -> bool:
+        """Whether a finite number becomes infinite: from half a spacing beyond the largest on."""
+        return math.isfinite(number) and abs(number) >= self.max + self.eps * 2.0 ** (self.top - 2)
 
 
 #: IEEE 754 binary16, bfloat16, binary32 and binary64; OCP OFP8 E4M3, which has no infinity, and E5M2.

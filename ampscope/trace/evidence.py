@@ -1,4 +1,4 @@
-"""The evidence of an incident is one type: capture writes it into the incident's row as JSON, analysis reads it back.
+"""Evidence has one type for incidents and one for findings: capture writes it as JSON, analysis reads it back.
 
 A trace is someone else's: a part of the text that is damaged, or of another type than is said here, reads as if it had
 not been written.
@@ -15,7 +15,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, 
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from ampscope.trace.schema import IncidentRow, Phase
+from ampscope.trace.schema import FindingRow, IncidentRow, Phase
 from ampscope.trace.schema.tables import details
 
 _NOTHING = object()
@@ -119,6 +119,22 @@ class EarlierCast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierCall(ProgramLine):
+    """A call that the loop made before its step, and that an operand of the step was made by."""
+
+    name: str = ""  #: of the torch function
+    dtype: str = ""  #: of what it returned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeBefore:
+    """Names the calls that make an operand before the step, as seen where the loop was listened to."""
+
+    step: int = 0  #: before which they were seen
+    calls: tuple[EarlierCall, ...] = ()  #: in order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Holds what was seen at a step that went wrong; ops are numbered as in the trace of that step."""
 
@@ -129,6 +145,7 @@ class Evidence:
     reduction: Reduction | None = None
     compiled: bool = False  #: the model ran as compiled code
     called_from: tuple[CallLine, ...] = ()
+    made_before: dict[str, MadeBefore] = field(default_factory=dict)  #: by input, if nobody heard it made
     # of what outlives a step
     finite_at: dict[str, int] = field(default_factory=dict)  #: of each bad buffer, the last step that left it finite
     state: tuple[BadTensor, ...] = ()
@@ -149,6 +166,9 @@ class Evidence:
     loss_apart: float | None = None
     lost: dict[str, float] = field(default_factory=dict)  #: by parameter, the share of its gradient that is missing
     distinct: dict[int, tuple[int, int]] = field(default_factory=dict)  #: by cast: values before it, and after it
+    changed: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  #: by cast: numbers that are others after it, of all
     cast_before: dict[int, EarlierCast] = field(default_factory=dict)  #: by the op that read what it gave
 
     def as_json(self) -> str:
@@ -159,6 +179,42 @@ class Evidence:
     def of(row: IncidentRow) -> Evidence:
         """Reads the evidence of an incident's row, its columns included."""
         return replace(_of_text(row.evidence), bad_params=tuple(row.bad_params), over_budget=row.over_budget)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingEvidence:
+    """Holds what was seen of a mistake in the loop."""
+
+    framework: str = ""  #: the one that unscales and steps for the user, where one does
+    parameters: tuple[str, ...] = ()  #: the first of those concerned
+    count: int = 0  #: of all of them
+    attempts: int = 0  #: steps in which it was so
+    learns: bool = False  #: the learning rate is not zero
+    ranks: int = 0  #: of the process group
+    device: str = ""  #: type of device that an autocast region is for
+    tensors: str = ""  #: types of device that the model is on
+    scaler_is_off: bool = False
+    half: int = 0  #: parameters in half precision that a scaler unscales,
+    of: int = 0  #: of so many,
+    cast: bool = False  #: which the scaler took before, so that they were cast since
+    dtype: str = ""  #: half precision in which trained parameters were for a while
+    kept_by: str = ""  #: file and line that made of scaled gradients what an earlier iteration has kept
+    was: float | None = None  #: the scale of the scaler before
+    starts: float | None = None  #: that of the one which took its place
+    optimizer_steps: int | None = None  #: that an optimizer had made before a scaler without a past served it
+
+    def as_json(self) -> str:
+        """Writes all that is not as it is by default."""
+        return json.dumps(_written(self))
+
+    @staticmethod
+    def of_row(row: FindingRow) -> FindingEvidence:
+        """Reads the evidence of a finding's row."""
+        return read(FindingEvidence, details(row.evidence))
+
+
+#: Nothing was seen of a mistake but that it was made.
+NO_EVIDENCE = FindingEvidence()
 
 
 T = TypeVar("T")

@@ -98,6 +98,7 @@ class MistakeForm(StrEnum):
     UNSCALED_BY_HAND = "unscaled_by_hand"  #: the loop divided the scale out, and the scaler does it again
     LOSS_OF_SCALED_GRADIENTS = "loss_of_scaled_gradients"  #: a loss computed from scaled gradients
     DECISION_ON_SCALED = "decision_on_scaled"  #: a comparison with scaled gradients decides something
+    KEPT_OF_SCALED = "kept_of_scaled"  #: a value made of scaled gradients is used where the scale is gone
     UNSCALE_EACH_MICROBATCH = "unscale_each_microbatch"  #: ``unscale_`` again after a further backward
     UNSCALE_TWICE = "unscale_twice"  #: ``unscale_`` twice for one step
     UNSCALED_FOR_ANOTHER = "unscaled_for_another"  #: divided already, for another object with the same parameters
@@ -116,6 +117,7 @@ class MistakeForm(StrEnum):
     OTHER_PARAMETERS = "other_parameters"  #: the optimizer holds none of the watched model's parameters
     ROUNDED_AWAY = "rounded_away"  #: updates are too small to change a weight
     NO_LEARNING_RATE = "no_learning_rate"  #: the learning rate is zero throughout
+    CAST_AND_BACK = "cast_and_back"  #: what is trained was cast to half precision, and back
     AUTOCAST_SWITCHED_OFF = "autocast_switched_off"  #: a region for CUDA where there is none
     AUTOCAST_ELSEWHERE = "autocast_elsewhere"  #: a region for another kind of device than the model's
     AUTOCAST_OUTSIDE = "autocast_outside"  #: no op of the model ran inside a region that is on

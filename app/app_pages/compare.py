@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 import streamlit as st
 
-from ampscope.analysis.replay.compare.compare_results import Comparison, Difference, Kind
+from ampscope.analysis.replay.compare.compare_results import Comparison, Difference, DifferenceKind
 from ampscope.errors import AmpscopeError
 from ampscope.report.diagnosis_words import MATTERS
 from ampscope.report.figures.step_figures import SIDES, overlay_stack
 from ampscope.report.html.markup import as_html
 from ampscope.report.html.tables_html import comparison_html, difference_rows
-from blocks.choices import Side, choose_optimizer, choose_side, choose_step
+from blocks.choices import PickedSide, choose_optimizer, choose_side, choose_step
 from blocks.figure import show_figure
 from blocks.page_links import link_row, to_replay
 from blocks.table import table
@@ -28,11 +28,11 @@ _ENVIRONMENT = "Where and how they ran"
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenPair:
     """The two runs, or steps, that are compared."""
 
-    one: Side
-    other: Side
+    one: PickedSide
+    other: PickedSide
     step: int | None  #: None for the runs
     other_step: int | None
 
@@ -60,7 +60,7 @@ def compare_page() -> None:
         what_differs(found)
 
 
-def choose_sides(offered: dict[str, OfferedRun]) -> Chosen | None:
+def choose_sides(offered: dict[str, OfferedRun]) -> ChosenPair | None:
     """The boxes; None where there is nothing to compare."""
     mine = next(key for key, run in offered.items() if str(run.path) == current_run().path)
     left, right = st.columns(2)
@@ -72,15 +72,15 @@ def choose_sides(offered: dict[str, OfferedRun]) -> Chosen | None:
     if same and len(one.steps) < 2:
         return None
     if not one.steps or not other.steps:
-        return Chosen(one, other, None, None)
+        return ChosenPair(one, other, None, None)
     with left:
         step = choose_step(one, first=one.steps[0] if same else None, with_whole=not same)
     if step is None:
-        return Chosen(one, other, None, None)
+        return ChosenPair(one, other, None, None)
     others = replace(other, steps=tuple(each for each in other.steps if not (same and each == step)))
     with right:
         nearest = min(others.steps, key=lambda each: abs(each - step))
-        return Chosen(one, other, step, choose_step(others, first=nearest, with_whole=False))
+        return ChosenPair(one, other, step, choose_step(others, first=nearest, with_whole=False))
 
 
 def neighbour(keys: Sequence[str], key: str) -> str:
@@ -89,11 +89,11 @@ def neighbour(keys: Sequence[str], key: str) -> str:
     return next(iter((*keys[at + 1 : at + 2], *keys[max(at - 1, 0) : at], key)))
 
 
-def _is_same(one: Side, other: Side) -> bool:
+def _is_same(one: PickedSide, other: PickedSide) -> bool:
     return one.run.identity == other.run.identity and one.run.rank == other.run.rank
 
 
-def compared(chosen: Chosen) -> Comparison | None:
+def compared(chosen: ChosenPair) -> Comparison | None:
     """The verdict; None where the two cannot be compared, which is said."""
     one, other = chosen.one, chosen.other
     what = "the steps op by op"
@@ -110,7 +110,7 @@ def compared(chosen: Chosen) -> Comparison | None:
     return found
 
 
-def ways_onward(chosen: Chosen, found: Comparison) -> None:
+def ways_onward(chosen: ChosenPair, found: Comparison) -> None:
     """Shows links to the op where the numbers part, in Replay, on either side."""
     diverged = found.first_divergence
     if diverged is None or not diverged.traced:
@@ -126,7 +126,7 @@ def ways_onward(chosen: Chosen, found: Comparison) -> None:
         )
 
 
-def curves(chosen: Chosen) -> None:
+def curves(chosen: ChosenPair) -> None:
     """The curves of both over each other, with the steps that are compared."""
     one, other = chosen.one, chosen.other
     numbers = {*overview_of(one.run, None).optimizers, *overview_of(other.run, None).optimizers}
@@ -142,7 +142,7 @@ def curves(chosen: Chosen) -> None:
     show_figure(stack_figure(stack), "compare", "Two runs over each other", stack.label, legend=legend)
 
 
-def sides_html(sides: Sequence[Side]) -> str:
+def sides_html(sides: Sequence[PickedSide]) -> str:
     """Returns a legend that says which line belongs to which run."""
     drawn = (
         f'<span><i class="{kind}"></i>{side.letter}: {as_html(side.key, 80)}{_rank(side)}</span>'
@@ -151,14 +151,14 @@ def sides_html(sides: Sequence[Side]) -> str:
     return f'<div class="amp-sides">{"".join(drawn)}</div>'
 
 
-def _rank(side: Side) -> str:
+def _rank(side: PickedSide) -> str:
     return f", rank {side.run.rank:,}" if side.run.world.is_shared else ""
 
 
 def what_differs(found: Comparison) -> None:
     """All differences: those that matter, what follows from them or goes with them, and the environment."""
-    around = [each for each in found.differences if each.kind is Kind.ENVIRONMENT]
-    others = [each for each in found.differences if each.kind is not Kind.ENVIRONMENT]
+    around = [each for each in found.differences if each.kind is DifferenceKind.ENVIRONMENT]
+    others = [each for each in found.differences if each.kind is not DifferenceKind.ENVIRONMENT]
     first = [each for each in others if each.score >= MATTERS]
     section("What differs", first)
     section("Also", others[len(first) :], after=len(first))

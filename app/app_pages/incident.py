@@ -10,7 +10,7 @@ import streamlit as st
 
 from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import Diagnosis, Finding, Incident, LastGood, SourceLine
-from ampscope.analysis.step_graph import Closeup
+from ampscope.analysis.step_graph import IncidentSurroundings
 from ampscope.report.diagnosis_words import clipped_norm
 from ampscope.report.figures.magnitudes_figure import LABEL as MAGNITUDES
 from ampscope.report.figures.magnitudes_figure import magnitudes
@@ -99,7 +99,7 @@ def ways_onward(run: RunSnapshot, item: Item) -> None:
         to_overview()
 
 
-def what_happened(run: RunSnapshot, diagnosis: Diagnosis, name: str, item: Item, closeup: Closeup) -> None:
+def what_happened(run: RunSnapshot, diagnosis: Diagnosis, name: str, item: Item, closeup: IncidentSurroundings) -> None:
     """The line, what came before it, and how all this is known."""
     if item.source is not None:
         your_line(item, item.source, closeup)
@@ -122,7 +122,7 @@ def what_happened(run: RunSnapshot, diagnosis: Diagnosis, name: str, item: Item,
         st.html(tripped_html(item.tripped, parameter_way(run, item)))
 
 
-def your_line(item: Item, source: SourceLine, closeup: Closeup) -> None:
+def your_line(item: Item, source: SourceLine, closeup: IncidentSurroundings) -> None:
     """The line among those around it, and its place to copy."""
     heading("Your line")
     st.code(as_source(f"{source.file}:{source.line}", 400), language=None, wrap_lines=True)

@@ -12,7 +12,7 @@ from ampscope.analysis.precision.precision import (
     Fp32Island,
     Precision,
     PrecisionRow,
-    Reason,
+    WideReason,
     deepest,
     fold_modules,
     under,
@@ -38,11 +38,11 @@ from data.step_results import traced_steps_of
 from state import Page, param_in_address
 
 _REASONS = {
-    Reason.POLICY: "autocast converts its operands: this op needs float32's range or digits",
-    Reason.REQUESTED: "your code converts its operands, as with .float()",
-    Reason.PROMOTED: "one operand is float32, and the wider dtype wins",
-    Reason.OPERANDS: "its operands are float32 already",
-    Reason.OWN: "the op itself returns float32",
+    WideReason.POLICY: "autocast converts its operands: this op needs float32's range or digits",
+    WideReason.REQUESTED: "your code converts its operands, as with .float()",
+    WideReason.PROMOTED: "one operand is float32, and the wider dtype wins",
+    WideReason.OPERANDS: "its operands are float32 already",
+    WideReason.OWN: "the op itself returns float32",
 }
 _CASTS = {
     Cast.AUTOCAST: "by autocast",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import streamlit as st
 
 from ampscope.analysis.precision.ranges.heat_map import HeatMap, Measure, View, groups
-from ampscope.analysis.precision.ranges.places import Group
+from ampscope.analysis.precision.ranges.places import ValueKind
 from ampscope.analysis.precision.ranges.ranges import Ranges
 from ampscope.report.figures.heat_map_figure import GROUPS, MEASURES
 from ampscope.report.numbers import count
@@ -71,7 +71,9 @@ def explorer(run: RunSnapshot) -> None:
 def with_choices(run: RunSnapshot, seen: Ranges, key: str) -> HeatMap:
     """The heat map below boxes that say of what, in which order, and how deep."""
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
-        group = Group(choose("values", "Values", offered(run, seen), lambda name: GROUPS[Group(name)], width=_WIDE))
+        group = ValueKind(
+            choose("values", "Values", offered(run, seen), lambda name: GROUPS[ValueKind(name)], width=_WIDE)
+        )
         measure = Measure(
             choose("tells", "A cell tells", list(Measure), lambda name: MEASURES[Measure(name)][0], width=_BOX)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from ampscope.analysis.overview.bad_steps import BadStep
+from ampscope.analysis.overview.bad_steps import BadAttempt
 from ampscope.analysis.overview.rank_lives import Ranks, ranks_story
 from ampscope.report.figures.step_figures import rank_grid
 from ampscope.report.html.bars_svg import rank_grid_html
@@ -43,7 +43,7 @@ def whole(run: RunSnapshot) -> None:
         first_bad(run, seen.bad)
 
 
-def first_bad(run: RunSnapshot, bad: tuple[BadStep, ...]) -> None:
+def first_bad(run: RunSnapshot, bad: tuple[BadAttempt, ...]) -> None:
     """Shows where each bad step began, with links to the first that spread."""
     heading("Where each bad step began")
     table("Where each bad step began", BAD_COLUMNS, bad_rows(bad), numeric=BAD_COLUMNS[:1])

@@ -9,7 +9,7 @@ from functools import partial
 import streamlit as st
 
 from ampscope.analysis.arrays import IntArray
-from ampscope.analysis.replay.op_detail import Kind, OpDetail, find, marked, op_detail
+from ampscope.analysis.replay.op_detail import OpDetail, OpKind, find, marked, op_detail
 from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.results import Incident
 from ampscope.analysis.tables.traced_steps import TracedStep
@@ -82,7 +82,7 @@ def start_position(on_screen: OnScreen) -> int:
     _, incident = on_screen.incident
     if incident.path and (incident.step, incident.rank) == (on_screen.step.step, on_screen.step.rank):
         return on_screen.recording.position(incident.path[0].seq)
-    return next(iter(marked(on_screen.recording, Kind.NONFINITE).tolist()), 0)
+    return next(iter(marked(on_screen.recording, OpKind.NONFINITE).tolist()), 0)
 
 
 def debugger(on_screen: OnScreen, cursor: Cursor) -> None:

@@ -8,7 +8,7 @@ import streamlit as st
 
 from ampscope.analysis.overview.search import Attempt
 from ampscope.analysis.scale.scale_history import ScaleHistory, SkippedStep, scale_story
-from ampscope.analysis.scale.scaler_course import ScaleEvent, ScalerCall, ScalerSettings
+from ampscope.analysis.scale.scaler_course import RepeatedCall, ScaleEvent, ScalerSettings
 from ampscope.analysis.words import in_words
 from ampscope.report.figures.step_figures import scale_stack
 from ampscope.report.html.cards import Fact, scale_tile
@@ -158,7 +158,7 @@ def event_row(event: ScaleEvent) -> tuple[str, ...]:
     )
 
 
-def call_row(call: ScalerCall) -> tuple[str, ...]:
+def call_row(call: RepeatedCall) -> tuple[str, ...]:
     """One repeated call for the table."""
     span = count(call.first_step) if call.count == 1 else f"{call.first_step:,} to {call.last_step:,}"
     code = call.source.code.strip() if call.source else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from ampscope.analysis.results import Finding
-from ampscope.analysis.usage.mistakes import Check, usage_checks
+from ampscope.analysis.usage.mistakes import UsageCheck, usage_checks
 from ampscope.report.html.cards import checks_html
 from ampscope.report.html.markup import listing
 from ampscope.report.numbers import count
@@ -34,7 +34,7 @@ def usage_page() -> None:
     st.caption("A tick means that no step shows the mistake; the loop may do nothing of the kind at all.")
 
 
-def summary(found: int, checks: tuple[Check, ...]) -> None:
+def summary(found: int, checks: tuple[UsageCheck, ...]) -> None:
     """The page in one sentence."""
     if found:
         paragraph(f"{count(found, 'mistake').capitalize()} in how the loop uses autocast and the scaler.")

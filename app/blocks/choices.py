@@ -240,7 +240,7 @@ _SIDE_LISTED, _SIDE_NEAR = 300, 60
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class PickedSide:
     """One of the two; ``key`` names the run in the page's address."""
 
     letter: str
@@ -249,7 +249,7 @@ class Side:
     steps: tuple[int, ...]  #: those that can be compared, the newest first
 
 
-def choose_side(letter: str, offered: Mapping[str, OfferedRun], first: str) -> Side:
+def choose_side(letter: str, offered: Mapping[str, OfferedRun], first: str) -> PickedSide:
     """The boxes for a run and, where it has several, its rank; the page ends with a run that cannot be read.
 
     Args:
@@ -271,10 +271,10 @@ def choose_side(letter: str, offered: Mapping[str, OfferedRun], first: str) -> S
         words = f"Rank of {letter}, of {run.world.size:,}"
         rank = choose(f"{name}_rank", words, ranks, lambda each: f"Rank {int(each):,}", default=first)
         run = take_snapshot(offered[key].path, rank=int(rank))
-    return Side(letter, key, run, comparable_steps(traced_steps_of(run)))
+    return PickedSide(letter, key, run, comparable_steps(traced_steps_of(run)))
 
 
-def choose_step(side: Side, *, first: int | None, with_whole: bool) -> int | None:
+def choose_step(side: PickedSide, *, first: int | None, with_whole: bool) -> int | None:
     """The box for a traced step of a side; None for the whole run.
 
     Args:

@@ -11,7 +11,7 @@ import streamlit as st
 from ampscope.analysis.arrays import IntArray
 from ampscope.analysis.replay.op_detail import OpDetail, op_detail
 from ampscope.analysis.replay.recording import NEAR_BITS, Recording
-from ampscope.analysis.replay.timeline import Difference, Mark, Timeline, timeline
+from ampscope.analysis.replay.timeline import OpDifference, OpMark, Timeline, timeline
 from ampscope.analysis.results import Operand
 from ampscope.analysis.tables.traced_steps import TracedStep
 from ampscope.report.html.incident_sections import VALUES
@@ -121,7 +121,7 @@ def _drawn(run: RunSnapshot, step: TracedStep, other: TracedStep | None) -> _Dra
 
 def _label(found: Timeline, step: str) -> str:
     """The figure in a sentence."""
-    told = ((Mark.BORN, "begin NaN or infinity"), (Mark.NEAR, "come near their limit"), (Mark.PARTS, "differ"))
+    told = ((OpMark.BORN, "begin NaN or infinity"), (OpMark.NEAR, "come near their limit"), (OpMark.PARTS, "differ"))
     counts = ((int((found.marks & int(mark)).astype(bool).sum()), words) for mark, words in told)
     seen = ", ".join(f"{count(number)} {words}" for number, words in counts if number)
     begin = f"{step}: {count(len(found.seq), 'op')} in the order in which they ran, by headroom, below their modules"
@@ -223,12 +223,12 @@ def _row(what: str, operand: Operand) -> tuple[str, ...]:
 
 
 _DIFFERENCES = {
-    Difference.NONE: "Both gave the same, to the last digit of the bounds.",
-    Difference.DIGITS: "Both gave values of about the same size.",
-    Difference.SIZE: "Their largest magnitudes are a factor of 2 or more apart.",
-    Difference.KIND: "Both gave values that are not finite, and not the same ones.",
-    Difference.FINITE: "One gave finite values, the other did not.",
-    Difference.ALONE: "The other step has no such op.",
+    OpDifference.NONE: "Both gave the same, to the last digit of the bounds.",
+    OpDifference.DIGITS: "Both gave values of about the same size.",
+    OpDifference.SIZE: "Their largest magnitudes are a factor of 2 or more apart.",
+    OpDifference.KIND: "Both gave values that are not finite, and not the same ones.",
+    OpDifference.FINITE: "One gave finite values, the other did not.",
+    OpDifference.ALONE: "The other step has no such op.",
 }
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ampscope.analysis.arrays import IntArray
-from ampscope.analysis.replay.op_detail import Magnitudes, OpLine, neighbourhood, op_lines
+from ampscope.analysis.replay.op_detail import OperandMagnitudes, OpLine, neighbourhood, op_lines
 from ampscope.analysis.replay.recording import Recording
 from ampscope.report.numbers import count, value
 from ampscope.report.palette import ALARM, dtype_color
 from ampscope.trace.schema import Node
-from blocks.components.picker import Line, Mark, picker
+from blocks.components.picker import BarPiece, Line, picker
 
 Go = Callable[[int], None]
 
@@ -65,22 +65,22 @@ def op_row(line: OpLine, *, note: str = "", current: bool = False) -> Line:
     )
 
 
-def magnitude_bar(values: Magnitudes, dtype: str, *, is_finite: bool = True) -> tuple[Mark, ...]:
+def magnitude_bar(values: OperandMagnitudes, dtype: str, *, is_finite: bool = True) -> tuple[BarPiece, ...]:
     """Draws the dtype's range, and in it the range of the values."""
-    marks: list[Mark] = []
+    marks: list[BarPiece] = []
     if values.limit is not None and values.floor is not None:
         marks.append(_mark(values.floor, values.limit, "range", dtype_color(dtype)))
     if values.largest is not None:
         low = values.largest if values.smallest is None else values.smallest
         marks.append(_mark(low, values.largest, "values", dtype_color(dtype)))
     if not is_finite:
-        marks.append(Mark(left=96.0, width=4.0, kind="alarm", color=ALARM))
+        marks.append(BarPiece(left=96.0, width=4.0, kind="alarm", color=ALARM))
     return tuple(marks)
 
 
-def _mark(low: float, high: float, kind: str, color: str) -> Mark:
+def _mark(low: float, high: float, kind: str, color: str) -> BarPiece:
     left, right = _percent(low), _percent(high)
-    return Mark(left=min(left, 98.0), width=right - left, kind=kind, color=color)
+    return BarPiece(left=min(left, 98.0), width=right - left, kind=kind, color=color)
 
 
 def _percent(power: float) -> float:

@@ -119,7 +119,7 @@ def to_ranges(label: str = "Ranges of all modules") -> None:
 
 
 def switch_to_ranges(place: str, step: int | None) -> None:
-    """Leave this page for a place close up at a step, by its `Place.key`."""
+    """Leave this page for a place close up at a step, by its `OpPlace.key`."""
     st.switch_page(Page.RANGES.file, query_params=_query({"place": place, "step": step}))
 
 

@@ -8,7 +8,7 @@ import streamlit as st
 
 from ampscope.analysis.precision.ranges.heat_map import HeatMap, Measure, View
 from ampscope.analysis.precision.ranges.measured import MeasuredRun
-from ampscope.analysis.precision.ranges.place_detail import PlaceDetail, Seen
+from ampscope.analysis.precision.ranges.place_detail import LargestValue, PlaceDetail
 from ampscope.analysis.precision.ranges.ranges import RangeRow, Ranges
 from ampscope.report import precision_words
 from ampscope.report.figures.course_figure import course_figure
@@ -208,7 +208,7 @@ def exponents(seen: PlaceDetail) -> None:
     st.caption(f"Across: magnitudes; up: share of the fullest bin.{_otherwise(counted, seen.seen)}")
 
 
-def _otherwise(counted: Seen, asked: Seen | None) -> str:
+def _otherwise(counted: LargestValue, asked: LargestValue | None) -> str:
     if asked is None or asked.step == counted.step:
         return ""
     return f" At step {count(asked.step)} they were not counted; this is the nearest step at which they were."

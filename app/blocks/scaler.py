@@ -8,7 +8,8 @@ import streamlit as st
 
 from ampscope.analysis.overview.search import Attempt, attempt
 from ampscope.analysis.scale.what_if import ScalerRules, what_if
-from ampscope.analysis.words import in_words, number
+from ampscope.analysis.words import in_words
+from ampscope.numerals import number
 from ampscope.report.figures.step_figures import what_if_stack
 from ampscope.report.numbers import count, value
 from ampscope.report.precision_words import code, in_sentences

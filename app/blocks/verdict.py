@@ -10,8 +10,8 @@ import streamlit as st
 from ampscope.analysis.causes.catalogue import what_in_words
 from ampscope.analysis.precision.ranges.place_detail import PlaceDetail
 from ampscope.analysis.results import Diagnosis, Finding, Incident, PathNode, Remedy
-from ampscope.analysis.step_graph import Closeup
-from ampscope.analysis.words import op_in_words, when_in_words
+from ampscope.analysis.step_graph import IncidentSurroundings
+from ampscope.analysis.words import capitalized, op_in_words, when_in_words
 from ampscope.report.figures.course_figure import course_figure
 from ampscope.report.html.cards import item_html, remedy_mark, verdict_html
 from ampscope.report.html.markup import as_html, as_source
@@ -98,7 +98,7 @@ def item_link(name: str, item: Item, label: str) -> None:
 def item_line(item: Item) -> str:
     """One line: when, what, how bad."""
     steps = when_in_words(item)
-    return f"{steps[:1].upper()}{steps[1:]}: {what_in_words(item)} ({_SEVERITIES[item.severity]})"
+    return f"{capitalized(steps)}: {what_in_words(item)} ({_SEVERITIES[item.severity]})"
 
 
 def _where(item: Item) -> str:
@@ -110,7 +110,7 @@ def _where(item: Item) -> str:
 _COLUMNS = ("Tensor", "First recorded", "Largest then", "Last recorded up to it", "Largest at last")
 
 
-def before_it(run: RunSnapshot, incident: Incident, closeup: Closeup) -> None:
+def before_it(run: RunSnapshot, incident: Incident, closeup: IncidentSurroundings) -> None:
     """The course of what the op gave, and where its operands began and ended; nothing where no step recorded them.
 
     Args:

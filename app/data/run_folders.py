@@ -58,19 +58,21 @@ def run_folders() -> tuple[RunFolder, ...]:
     return (*(named or at_hand), RunFolder(_SAMPLES, is_sample=True))
 
 
-class Look(NamedTuple):
+class FoundRuns(NamedTuple):
     """The runs found in folders at one moment, and the folders that could not be read."""
 
     runs: dict[str, OfferedRun]  #: by key
     unreachable: dict[RunFolder, str]  #: those in stores that cannot be used or do not answer, and why
+    at: float  #: seconds of the monotonic clock when it was looked
 
 
-def find_offered(folders: tuple[RunFolder, ...]) -> Look:
+def find_offered(folders: tuple[RunFolder, ...]) -> FoundRuns:
     """The runs in ``folders``, the newest first within each folder and none twice.
 
     Links are passed over: what they lead to is on offer under its own name, or lies outside.
     """
-    found, unreachable = Look({}, {})
+    found: dict[str, OfferedRun] = {}
+    unreachable: dict[RunFolder, str] = {}
     paths: set[Path] = set()
     for folder in folders:
         if folder.is_around and found:
@@ -87,11 +89,16 @@ def find_offered(folders: tuple[RunFolder, ...]) -> Look:
             paths.add(where)
             run = OfferedRun(_key(path, folder, found), path, folder.is_sample)
             found.setdefault(run.key, run)
-    return Look(found, unreachable)
+    return FoundRuns(found, unreachable, time.monotonic())
 
 
-@st.cache_resource(ttl=_TTL_S, show_spinner=False)
-def _looked(folders: tuple[RunFolder, ...]) -> Look:
+def _holds_still(found: FoundRuns) -> bool:
+    return time.monotonic() - found.at < _TTL_S
+
+
+# Not with `ttl`: Streamlit asks whether it has passed and then reads, and in between it may pass, as a KeyError.
+@st.cache_resource(validate=_holds_still, show_spinner=False)
+def _looked(folders: tuple[RunFolder, ...]) -> FoundRuns:
     """`find_offered`, at most three seconds ago."""
     return find_offered(folders)
 

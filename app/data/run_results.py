@@ -18,14 +18,15 @@ from ampscope.analysis.precision.precision import Precision, precision
 from ampscope.analysis.precision.ranges.heat_map import HeatMap, View, heat_map
 from ampscope.analysis.precision.ranges.measured import MeasuredRun, measured_places
 from ampscope.analysis.precision.ranges.place_detail import PlaceDetail, place_detail, place_details
-from ampscope.analysis.precision.ranges.places import Place
+from ampscope.analysis.precision.ranges.places import OpPlace
 from ampscope.analysis.precision.ranges.ranges import Ranges, ranges_of
 from ampscope.analysis.replay.reproducible import reproducible
 from ampscope.analysis.results import Diagnosis, Finding, Incident, LastGood, PathNode
 from ampscope.analysis.scale.answer import ScaleAnswer, scale_answer
 from ampscope.analysis.scale.scale_history import ScaleHistory, SkippedStep, scale_history, skipped_steps
-from ampscope.analysis.scale.what_if import ScaleRecord
-from ampscope.analysis.step_graph import Closeup, closeup
+from ampscope.analysis.scale.scaler_course import ScaleCourse
+from ampscope.analysis.scale.what_if import scale_record
+from ampscope.analysis.step_graph import IncidentSurroundings, closeup
 from ampscope.errors import AmpscopeError
 from ampscope.report.html.report_page import most_urgent_first, page
 from ampscope.report.repro import ReproScript, as_script
@@ -101,7 +102,7 @@ def diagnosis_of(run: RunSnapshot) -> Diagnosis:
 
 
 @cached(rows_of(*_TRACED), of_rank=False)
-def closeup_of(run: RunSnapshot, item: str) -> Closeup:
+def closeup_of(run: RunSnapshot, item: str) -> IncidentSurroundings:
     """Returns the surroundings of an incident or finding, by its name from `named_items`."""
     return closeup(run.run, named_items(diagnosis_of(run))[item])
 
@@ -138,9 +139,9 @@ def skipped_steps_of(run: RunSnapshot, optimizer: int | None) -> tuple[SkippedSt
 
 
 @cached(rows_of(Table.STEPS))
-def scale_record_of(run: RunSnapshot, optimizer: int | None) -> ScaleRecord:
+def scale_record_of(run: RunSnapshot, optimizer: int | None) -> ScaleCourse:
     """The loss scale of each step, to ask what would have been."""
-    return ScaleRecord.of(run.run, optimizer=optimizer, rank=run.rank)
+    return scale_record(run.run, optimizer=optimizer, rank=run.rank)
 
 
 @cached(rows_of(*_TRACED))
@@ -175,7 +176,7 @@ def measured_of(run: RunSnapshot) -> MeasuredRun:
 
 @cached(_verdict_changes, entries=8)
 def place_keys_of(run: RunSnapshot) -> frozenset[str]:
-    """The `Place.key` of each place of `measured_of`."""
+    """The `OpPlace.key` of each place of `measured_of`."""
     return frozenset(each.place.key for each in measured_of(run).places)
 
 
@@ -243,11 +244,11 @@ _FEWEST = 2
 
 
 def recorded_place_of(run: RunSnapshot) -> Callable[[PathNode], str | None]:
-    """Gives the `Place.key` of what a node gave; None where no healthy step recorded it."""
+    """Gives the `OpPlace.key` of what a node gave; None where no healthy step recorded it."""
     known = place_keys_of(run)
 
     def key_of(node: PathNode) -> str | None:
-        place = Place(
+        place = OpPlace(
             module=node.module,
             op=node.op,
             phase=node.phase,
@@ -260,7 +261,9 @@ def recorded_place_of(run: RunSnapshot) -> Callable[[PathNode], str | None]:
     return key_of
 
 
-def recorded_before(run: RunSnapshot, incident: Incident, closeup: Closeup) -> list[tuple[str, str, PlaceDetail]]:
+def recorded_before(
+    run: RunSnapshot, incident: Incident, closeup: IncidentSurroundings
+) -> list[tuple[str, str, PlaceDetail]]:
     """Returns the result and the operands of an incident's op that have a recorded course up to it.
 
     Args:
@@ -283,7 +286,7 @@ def recorded_before(run: RunSnapshot, incident: Incident, closeup: Closeup) -> l
 
 
 def recorded_parameters_of(run: RunSnapshot) -> dict[str, str]:
-    """The `Place.key` of each parameter's gradient, else of the parameter itself, by the parameter's name."""
+    """The `OpPlace.key` of each parameter's gradient, else of the parameter itself, by the parameter's name."""
     places = [each.place for each in measured_of(run).places]
     of_kind = (place for kind in (Node.PARAMETER, Node.GRADIENT) for place in places if place.op == kind)
     return {place.name: place.key for place in of_kind}

@@ -97,6 +97,7 @@ _ALSO_DONE = {
         MistakeForm.STEPPED_PAST_SCALER,
         MistakeForm.UNSCALED_BY_HAND,
         MistakeForm.LOSS_OF_SCALED_GRADIENTS,
+        MistakeForm.KEPT_OF_SCALED,
     ),
     Cause.NOTHING_TRAINS: (
         MistakeForm.ALL_FROZEN,

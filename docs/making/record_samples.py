@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 import ampscope
+from ampscope.analysis.results import Diagnosis
 from ampscope.report.terminal.diagnosis_text import as_text
 
 ROOT = Path(__file__).parents[2]
@@ -70,10 +71,10 @@ def _on_ranks(options: list[str]) -> None:
     subprocess.run(command, env={**os.environ, **settings}, capture_output=True, check=True)
 
 
-def diagnosis(run: Path) -> str:
-    """What ``ampscope diagnose`` prints of a run."""
+def printed(diagnosis: Diagnosis) -> str:
+    """What ``ampscope diagnose`` prints."""
     text = io.StringIO()
-    Console(file=text, width=WIDTH, highlight=False, markup=False, emoji=False).print(as_text(ampscope.diagnose(run)))
+    Console(file=text, width=WIDTH, highlight=False, markup=False, emoji=False).print(as_text(diagnosis))
     return "\n".join(line.rstrip() for line in _STAMP.sub("", text.getvalue()).strip().splitlines()) + "\n"
 
 
@@ -81,12 +82,12 @@ def main(names: list[str]) -> None:
     """Records those that are named, or all."""
     for name, run in RUNS.items():
         if not names or name in names:
-            (RECORDED / f"{name}.txt").write_text(diagnosis(run), "utf-8")
+            (RECORDED / f"{name}.txt").write_text(printed(ampscope.diagnose(run)), "utf-8")
     for sample in sorted(SAMPLES.rglob("*.py")):
         if names and sample.stem not in names:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            text = diagnosis(train(sample, Path(folder)))
+            text = printed(ampscope.diagnose(train(sample, Path(folder))))
         recorded = RECORDED / sample.relative_to(SAMPLES).with_suffix(".txt")
         recorded.parent.mkdir(parents=True, exist_ok=True)
         recorded.write_text(text, "utf-8")

@@ -1,4 +1,7 @@
-"""Each cause has a page made from the catalogue, and a script that shows it: exactly this cause is diagnosed of it."""
+"""Each cause has a page made from the catalogue, and a script that shows it.
+
+That what the pages show is diagnosed of the scripts is tested in `tests.integration.causes.test_samples`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,7 @@ from typing import Any
 
 import pytest
 
-import ampscope
-from ampscope.analysis.results import Diagnosis
-from ampscope.trace.vocabulary import Cause, Verdict
+from ampscope.trace.vocabulary import Cause
 from tests.support.paths import ROOT
 
 MAKING = ROOT / "docs" / "making"
@@ -57,18 +58,3 @@ def test_a_page_tells_the_cures_of_each_way_that_it_comes_about(page: str, cures
 def test_samples_are_shown_as_they_are(page: Path) -> None:
     text = page.read_text("utf-8")
     assert EMBEDDED["with_samples"](text) == text, "run `make docs`"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.stem)
-@pytest.mark.filterwarnings("ignore")  # the scripts are as people write them
-def test_a_sample_shows_its_cause(sample: Path, tmp_path: Path) -> None:
-    recorder: dict[str, Any] = runpy.run_path(str(MAKING / "record_samples.py"))
-    diagnosis: Diagnosis = ampscope.diagnose(recorder["train"](sample, tmp_path))
-    told = {each.cause for each in diagnosis.incidents} | {each.cause for each in diagnosis.findings}
-    cause = Cause(sample.stem)
-    if cause.is_benign:
-        assert (diagnosis.verdict, cause in told) == (Verdict.HEALTHY, True), diagnosis.summary
-        return
-    assert diagnosis.primary is not None
-    assert diagnosis.primary.cause == cause, diagnosis.summary

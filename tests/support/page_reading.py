@@ -29,14 +29,13 @@ class Shown:
 
     @classmethod
     def of(cls, page: str, query: dict[str, str]) -> Shown:
-        test = AppTest.from_file(APP / "workbench.py", default_timeout=30)
+        """Draws a page as a link to it does that is opened in a new tab: no other page is drawn before."""
+        test = AppTest.from_file(APP / "workbench.py", default_timeout=60)
         for name, value in query.items():
             test.query_params[name] = value
-        test.run()
         if page != "overview":
-            for name, value in query.items():  # a change of page drops them, a link sets them
-                test.query_params[name] = value
-            test.switch_page(f"app_pages/{page}.py").run()
+            test.switch_page(f"app_pages/{page}.py")
+        test.run()
         return cls(test)
 
     @property

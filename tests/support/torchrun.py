@@ -1,12 +1,18 @@
-"""Starts a program on several ranks as users do, with ``torchrun``, and ends it with all its processes."""
+"""Starts a program on several ranks, with ``torchrun`` or without it, and ends it with all its processes."""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import multiprocessing
 import os
+import runpy
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +20,9 @@ import psutil
 
 from tests.support.paths import ROOT
 
+#: Forks ranks, and has imported by then what each of them needs; it ends with this process.
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"])
 #: No test waits longer than this for its ranks, in seconds: what takes 10 s alone takes a minute where ten others run.
 LIMIT = 140.0
 
@@ -46,12 +55,10 @@ def torchrun(
     program = [module] if module.endswith(".py") else ["-m", module]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *options]
     command = [*launcher, *program]
-    # all ranks are here, whatever network there is; more threads than cores make small models slow
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     running = subprocess.Popen(
         [*command, *map(str, arguments)],
         cwd=ROOT,
-        env={**environment, "PYTHONFAULTHANDLER": "1", **(variables or {})},
+        env={**_environment(), **(variables or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -66,11 +73,69 @@ def torchrun(
     return printed
 
 
+def on_ranks(module: str, *arguments: str | Path, ranks: int, limit: float = LIMIT) -> str:
+    """Runs ``python -m module arguments...`` on several ranks, with what ``torchrun`` tells each and no launcher.
+
+    For programs to which it is all the same who started them: a rank's imports take longer than its training, and a
+    process that has made them forks each of these ranks. Arguments, result and errors are those of `torchrun`.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as printed:
+        running = [
+            _SERVER.Process(
+                target=_rank,
+                args=(module, [*map(str, arguments)], printed.name),
+                kwargs={**_environment(), **told, "LOCAL_WORLD_SIZE": str(ranks), "RANK": rank, "LOCAL_RANK": rank},
+            )
+            for rank in map(str, range(ranks))
+        ]
+        for process in running:
+            process.start()
+        deadline = time.monotonic() + limit
+        for process in running:
+            process.join(timeout=max(deadline - time.monotonic(), 0.0))
+        late = [psutil.Process(process.pid) for process in running if process.is_alive()]
+        _kill(late)
+        for process in running:
+            process.join()
+        said = printed.read()
+    assert not late, f"{module} was not over after {limit:.0f} s on {ranks} ranks:\n{said}"
+    assert not any(process.exitcode for process in running), f"{module} failed on {ranks} ranks:\n{said}"
+    return said
+
+
+def _rank(module: str, arguments: Sequence[str], printed: str, **variables: str) -> None:
+    """Is what a forked process does: it runs a module as ``python -m`` does, and prints into a file."""
+    with Path(printed).open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(variables)
+    faulthandler.enable()
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _environment() -> dict[str, str]:
+    """All ranks are here, whatever network there is; more threads than cores make small models slow."""
+    ours = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
+    return {**os.environ, **ours}
+
+
 def _kill_all(launcher: int) -> None:
-    """Kills a launcher and its ranks, which it starts in sessions of their own; each rank says where it was."""
+    """Kills a launcher and its ranks, which it starts in sessions of their own."""
     started = psutil.Process(launcher).children(recursive=True)
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(launcher).kill()
+    _kill(started)
+
+
+def _kill(started: Sequence[psutil.Process]) -> None:
+    """Kills ranks; each says where it was."""
     for process in started:  # a fatal signal that Python's fault handler answers with the stacks of all threads
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGABRT)

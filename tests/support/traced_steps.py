@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ampscope.analysis.replay.recording import Recording, recording
-from ampscope.analysis.step_graph import Sites, StepGraph
+from ampscope.analysis.step_graph import SiteTable, StepGraph
 from ampscope.analysis.tables.traced_steps import TracedStep
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.schema import COLLECTIVE_LIBRARIES, Cast, Node, Phase, Row, Source, Table
@@ -128,7 +128,7 @@ class Step:
     def graph(self) -> StepGraph:
         """What analysis sees of the step; for steps on a `Sheet`."""
         run = cast("Run", self._trace)  # a sheet answers as one does
-        return StepGraph(run, Sites(run, 0), self._where["step"], self._where["source"])
+        return StepGraph(run, SiteTable(run, 0), self._where["step"], self._where["source"])
 
 
 def _in_json(value: Any) -> Any:

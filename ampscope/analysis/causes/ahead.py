@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from ampscope.analysis.causes import cause_entry
 from ampscope.analysis.causes.cause_entry import USE_BFLOAT16, CauseEntry, Occurrence, Reason, float32_region
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words import number
+from ampscope.analysis.words import capitalized
+from ampscope.forecast import Forecast
+from ampscope.numerals import number
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Change
 from ampscope.trace.vocabulary import Cause, Severity
@@ -27,6 +29,14 @@ class Near(Reason):
     bits: float  #: factors of two that are left
     step: int
 
+    def explanation(self, occurrence: Occurrence, /) -> str:
+        """States how large the result became, and where its dtype ends."""
+        times = f"{2.0**self.bits:.2f} times"
+        return (
+            f"{_what(occurrence)} reached {number(self.largest)} at step {self.step:,}, and "
+            f"{self.dtype} ends at {_end(self.dtype)}: {times} as much is too much."
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moving(Reason):
@@ -35,29 +45,37 @@ class Moving(Reason):
     dtype: str
     newest: float
     step: int  #: when that was
-    since: int  #: the step since which it has gone on like that
-    bits_per_step: float
-    at: int  #: the step at which it gets there, most likely
-    low: int  #: not before this one,
-    high: int  #: nor after it
+    ahead: Forecast  #: when it gets there
     others: int = 0  #: further places that are on their way
 
+    def explanation(self, occurrence: Occurrence, /) -> str:
+        """States how it has moved so far, and where that leads."""
+        moved = f"{self._pace} since step {self.ahead.since:,} and"
+        newest, goes_on = f"{number(self.newest)} at step {self.step:,}", "If it goes on like that,"
+        when = f"at about step {self.ahead.step:,} (between {self.ahead.low:,} and {self.ahead.high:,})"
+        others = f" {self.others:,} further {'places go' if self.others > 1 else 'place goes'} the same way."
+        if self.ahead.bits_per_step < 0:
+            smallest = number(FINFO[self.dtype].smallest_normal)
+            told = (
+                f"The largest gradient that {occurrence.op_in_words} gives has fallen {moved} was {newest}, loss scale "
+                f"included. {goes_on} all of it is below {smallest} {when}: from there {self.dtype} loses its digits, "
+                "and then the rest."
+            )
+        else:
+            told = (
+                f"{_what(occurrence)} has grown {moved} reached {newest}. {goes_on} it passes {_end(self.dtype)}, "
+                f"where {self.dtype} ends, {when}."
+            )
+        return told + (others if self.others else "")
+
     @property
-    def pace(self) -> str:
+    def _pace(self) -> str:
         """How fast, as people say it: ``by 2 % a step``, or the steps in which it doubles."""
-        percent = 100 * abs(2.0**self.bits_per_step - 1)
+        bits = self.ahead.bits_per_step
+        percent = 100 * abs(2.0**bits - 1)
         if percent >= 1:
             return f"by {percent:.2g} % a step"
-        return f"by half in {1 / abs(self.bits_per_step):,.0f} steps" if self.bits_per_step < 0 else self._doubling
-
-    @property
-    def _doubling(self) -> str:
-        return f"twofold in {1 / abs(self.bits_per_step):,.0f} steps"
-
-    @property
-    def when(self) -> str:
-        """The step, and where it lies."""
-        return f"at about step {self.at:,} (between {self.low:,} and {self.high:,})"
+        return f"{'by half' if bits < 0 else 'twofold'} in {1 / abs(bits):,.0f} steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,75 +90,31 @@ class OutsideWindow(Reason):
     least: bool  #: they are so many that the smallest scale may be a larger one
     step: int
 
-
-def _near(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    if not isinstance(reason, Near):
-        return "A result is close to the end of its dtype."
-    times = f"{2.0**reason.bits:.2f} times"
-    return (
-        f"{_what(occurrence)} reached {number(reason.largest)} at step {reason.step:,}, and "
-        f"{reason.dtype} ends at {_end(reason.dtype)}: {times} as much is too much."
-    )
+    def explanation(self, _: Occurrence, /) -> str:
+        """States what the gradients lose at this scale, and between which scales they lose nothing."""
+        lost = f", and {self.zeros:.0%} of all values were zero" if self.least else ""
+        low, high = number(self.low), number(self.high)
+        window = (
+            f"What is left is saved from a scale of {low} on, what has become zero needs a larger one; nothing "
+            f"overflows up to {high}."
+            if self.least
+            else f"Nothing is lost, and nothing overflows, between {low} and {high}."
+        )
+        return (
+            f"With a loss scale of {number(self.scale)}, {self.share:.0%} of the gradients' non-zero values were "
+            f"subnormal in float16 at step {self.step:,}{lost}. {window}"
+        )
 
 
 def _what(occurrence: Occurrence) -> str:
     """Names the measured result, or the place, at the beginning of a sentence."""
     words = occurrence.op_in_words
-    return f"The result of {words}" if "." in occurrence.op else words[:1].upper() + words[1:]
-
-
-def _growing(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    if not isinstance(reason, Moving):
-        return "A result grows towards the end of its dtype."
-    return (
-        f"{_what(occurrence)} has grown {reason.pace} since step {reason.since:,} and reached {number(reason.newest)} "
-        f"at step {reason.step:,}. If it goes on like that, it passes {_end(reason.dtype)}, where {reason.dtype} "
-        f"ends, {reason.when}.{_others(reason)}"
-    )
-
-
-def _falling(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    if not isinstance(reason, Moving):
-        return "A gradient falls below what its dtype holds."
-    smallest = number(FINFO[reason.dtype].smallest_normal)
-    return (
-        f"The largest gradient that {occurrence.op_in_words} gives has fallen {reason.pace} since step "
-        f"{reason.since:,} and was {number(reason.newest)} at step {reason.step:,}, loss scale included. If it goes on "
-        f"like that, all of it is below {smallest} {reason.when}: from there {reason.dtype} loses its digits, and then "
-        f"the rest.{_others(reason)}"
-    )
-
-
-def _others(reason: Moving) -> str:
-    if not reason.others:
-        return ""
-    return f" {reason.others:,} further {'places go' if reason.others > 1 else 'place goes'} the same way."
+    return f"The result of {words}" if "." in occurrence.op else capitalized(words)
 
 
 def _end(dtype: str) -> str:
     """The largest number of a dtype."""
     return number(FINFO[dtype].max)
-
-
-def _outside(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    if not isinstance(reason, OutsideWindow):
-        return "The loss scale is smaller than what saves the gradients."
-    lost = f", and {reason.zeros:.0%} of all values were zero" if reason.least else ""
-    low, high = number(reason.low), number(reason.high)
-    window = (
-        f"What is left is saved from a scale of {low} on, what has become zero needs a larger one; nothing overflows "
-        f"up to {high}."
-        if reason.least
-        else f"Nothing is lost, and nothing overflows, between {low} and {high}."
-    )
-    return (
-        f"With a loss scale of {number(reason.scale)}, {reason.share:.0%} of the gradients' non-zero values were "
-        f"subnormal in float16 at step {reason.step:,}{lost}. {window}"
-    )
 
 
 def _in_float32(occurrence: Occurrence) -> Remedy:
@@ -199,7 +173,7 @@ def _power_between(reason: OutsideWindow) -> int:
 def _entry(
     cause: Cause,
     noun: str,
-    sentence: Callable[[Occurrence], str],
+    sentence: str,
     remedies: Callable[[Occurrence], tuple[Remedy, ...]],
 ) -> CauseEntry:
     return CauseEntry(
@@ -214,8 +188,28 @@ def _entry(
 
 
 ENTRIES = (
-    _entry(Cause.NEAR_OVERFLOW, "a value close to overflow", _near, _against_range),
-    _entry(Cause.TREND_OVERFLOW, "a value that grows towards overflow", _growing, _against_growth),
-    _entry(Cause.TREND_UNDERFLOW, "gradients that fall below float16's range", _falling, _against_fall),
-    _entry(Cause.SCALE_WINDOW, "a loss scale too small for the gradients", _outside, _against_scale),
+    _entry(
+        Cause.NEAR_OVERFLOW,
+        "a value close to overflow",
+        "A result is close to the end of its dtype.",
+        _against_range,
+    ),
+    _entry(
+        Cause.TREND_OVERFLOW,
+        "a value that grows towards overflow",
+        "A result grows towards the end of its dtype.",
+        _against_growth,
+    ),
+    _entry(
+        Cause.TREND_UNDERFLOW,
+        "gradients that fall below float16's range",
+        "A gradient falls below what its dtype holds.",
+        _against_fall,
+    ),
+    _entry(
+        Cause.SCALE_WINDOW,
+        "a loss scale too small for the gradients",
+        "The loss scale is smaller than what saves the gradients.",
+        _against_scale,
+    ),
 )

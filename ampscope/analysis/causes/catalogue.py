@@ -16,6 +16,7 @@ from ampscope.analysis.causes import (
 )
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, OpRule
 from ampscope.analysis.results import Finding, Incident
+from ampscope.analysis.words import capitalized
 from ampscope.trace.dtypes import FLOAT8
 from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause
@@ -65,7 +66,7 @@ def what_in_words(item: Incident | Finding) -> str:
 def explanation(cause: Cause, occurrence: Occurrence) -> str:
     """Why the value went wrong, with the numbers that say so."""
     text = CATALOGUE[cause].explanation(occurrence)
-    text = text[:1].upper() + text[1:] if text.startswith(("an ", "a ")) else text
+    text = capitalized(text) if text.startswith(("an ", "a ")) else text
     if not occurrence.masked:
         return text
     return (

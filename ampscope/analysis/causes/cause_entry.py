@@ -18,6 +18,10 @@ from ampscope.trace.vocabulary import Cause, Severity
 class Reason:
     """Holds what was seen when a cause was recognised; a cause that has more to say of it has a subclass."""
 
+    def explanation(self, _: Occurrence, /) -> str:
+        """Explains by what was seen why it happened; empty where that says no more than the cause itself."""
+        return ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostBefore(Reason):
@@ -97,7 +101,8 @@ class CauseEntry:
 
     cause: Cause
     noun: str  #: a noun phrase without article capital or full stop
-    #: why it happened, in a sentence; a text may name the op as ``{op}``
+    #: why it happened, in a sentence: a function says all; a text, which may name the op as ``{op}``, is said where the
+    #: reason says no more
     sentence: str | Callable[[Occurrence], str]
     remedies: tuple[Remedy, ...] | Callable[[Occurrence], tuple[Remedy, ...]] = ()
     severity: Severity = Severity.ERROR
@@ -111,7 +116,7 @@ class CauseEntry:
         """Explains why it happened, with the numbers that say so."""
         if callable(self.sentence):
             return self.sentence(occurrence)
-        return self.sentence.format(op=occurrence.op_in_words)
+        return occurrence.reason.explanation(occurrence) or self.sentence.format(op=occurrence.op_in_words)
 
     def advice(self, occurrence: Occurrence) -> tuple[Remedy, ...]:
         """Returns the remedies for the cause, as far as they can be told without trying them."""

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from ampscope.analysis.causes import cause_entry
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words import number, op_in_words
+from ampscope.analysis.words import capitalized, op_in_words
+from ampscope.numerals import number
 from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause, Severity
 
@@ -96,6 +97,12 @@ class Spiked(Reason):
     lasting: bool = False  #: the gradient norm did not come back
     outcome: str = ""  #: what became of the training, in a sentence
 
+    def explanation(self, _: Occurrence, /) -> str:
+        """States how far out the step was, what made it so, and what became of the training."""
+        first = " and ".join(each.in_words for each in self.far_out)
+        seen = (each.in_words for each in (self.rise, self.since) if each is not None)
+        return " ".join(filter(None, (f"{capitalized(first)}.", *_made_by(self), *seen, self.outcome)))
+
     @property
     def by_gradients(self) -> bool:
         """Whether the gradient norm was out of its band, with or without the loss."""
@@ -105,19 +112,6 @@ class Spiked(Reason):
     def main_parameter(self) -> str:
         """The parameter that most of the gradient belongs to; empty where there is none."""
         return self.parameters[0][0] if self.parameters and self.parameters[0][1] > 1 / 2 else ""
-
-
-def _spike(occurrence: Occurrence) -> str:
-    seen = occurrence.reason
-    if not isinstance(seen, Spiked):
-        return "A loss or gradient norm was far out of its band."
-    first = " and ".join(each.in_words for each in seen.far_out)
-    told = [f"{first[:1].upper()}{first[1:]}.", *_made_by(seen)]
-    if seen.rise is not None:
-        told.append(seen.rise.in_words)
-    if seen.since is not None:
-        told.append(seen.since.in_words)
-    return " ".join(filter(None, (*told, seen.outcome)))
 
 
 def _made_by(seen: Spiked) -> list[str]:
@@ -208,7 +202,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.SPIKE,
         noun="a loss or gradient norm far out of its band",
-        sentence=_spike,
+        sentence="A loss or gradient norm was far out of its band.",
         remedies=_against_spikes,
         severity=Severity.WARNING,
         recognised_in="analysis.diagnosis.loss_spikes",

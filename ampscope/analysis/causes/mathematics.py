@@ -12,7 +12,8 @@ from ampscope.analysis.causes.cause_entry import NOTHING_MORE, CauseEntry, Match
 from ampscope.analysis.causes.underflow import Flushed, constant_lost, flushed_operand
 from ampscope.analysis.op_facts import LOGARITHMS, Executed, divides_by_given_zeros, numel
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words import number, op_in_words
+from ampscope.analysis.words import op_in_words
+from ampscope.numerals import number
 from ampscope.trace.schema import Form, Phase
 from ampscope.trace.vocabulary import Cause
 
@@ -28,10 +29,18 @@ class TooFewValues(Reason):
 
     of: str
 
+    def explanation(self, occurrence: Occurrence, /) -> str:
+        """States what the statistic was taken over."""
+        return f"{occurrence.op_in_words} was taken over {self.of}."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextToZero(Reason):
     """A divisor so small that the quotient of an ordinary number leaves the range of its dtype."""
+
+    def explanation(self, occurrence: Occurrence, /) -> str:
+        """States what it divided by."""
+        return f"{occurrence.op_in_words} divided by a number next to zero, and the quotient leaves its dtype's range."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +48,10 @@ class SlopeAtEnd(Reason):
     """The slope of a function that is defined between -1 and 1 is infinite there."""
 
     of: str
+
+    def explanation(self, _: Occurrence, /) -> str:
+        """States whose slope is infinite, and where."""
+        return f"The slope of {self.of} is infinite at 1 and at -1, and its operand was there."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +111,6 @@ def _too_few_values(op: Executed) -> Match | None:
     return Match(Cause.DIV_ZERO, TooFewValues(of="too few values")) if too_few else None
 
 
-def _by_zero(occurrence: Occurrence) -> str:
-    if isinstance(occurrence.reason, TooFewValues):
-        return f"{occurrence.op_in_words} was taken over {occurrence.reason.of}."
-    if isinstance(occurrence.reason, SlopeAtEnd):
-        return f"The slope of {occurrence.reason.of} is infinite at 1 and at -1, and its operand was there."
-    if isinstance(occurrence.reason, NextToZero):
-        return f"{occurrence.op_in_words} divided by a number next to zero, and the quotient leaves its dtype's range."
-    return f"{occurrence.op_in_words} divided by zero."
-
-
 _LEAVE_OUT = Remedy(
     text="Leave out what is empty (a mask without a single element, a batch of one) before the mean.",
     untried="what is empty is decided before the call that failed, and a replay changes only that call",
@@ -154,7 +157,7 @@ def _against_division(occurrence: Occurrence) -> tuple[Remedy, ...]:
 DIVISION = CauseEntry(
     cause=Cause.DIV_ZERO,
     noun="a division by zero",
-    sentence=_by_zero,
+    sentence="{op} divided by zero.",
     remedies=_against_division,
     rules=(
         OpRule(Turn.BACKWARD_DIVISION, _division_in_backward, Phase.BACKWARD),
@@ -203,13 +206,18 @@ def _no_logarithm(occurrence: Occurrence) -> str:
 
 
 def _negative_root(op: Executed) -> Match | None:
-    exponent = op.scalars.get("exponent")
-    fraction = op.name == "pow" and isinstance(exponent, float) and not exponent.is_integer()
-    lowest = op.lowest_operand
+    """A root of a negative number, or a power of one whose exponent is no whole number, be it a constant or a tensor.
+
+    Of real numbers a power is NaN in no other case.
+    """
     if op.is_complex:
         return None
-    if (fraction or op.name in ("sqrt", "rsqrt")) and lowest is not None and lowest < 0:
-        return Match(Cause.SQRT_NEGATIVE, NegativeOperand(lowest=lowest))
+    exponent = op.scalars.get("exponent")
+    fraction = isinstance(exponent, float) and not exponent.is_integer()
+    power = op.name == "pow" and (fraction or (op.gives_nan and all(each.finite for each in op.ranges)))
+    base = op.scalars.get("self", op.ranges[0].low if op.ranges else None)
+    if (power or op.name in ("sqrt", "rsqrt")) and isinstance(base, (int, float)) and base < 0:
+        return Match(Cause.SQRT_NEGATIVE, NegativeOperand(lowest=base))
     return None
 
 
@@ -229,9 +237,6 @@ def _slope_of_power(op: Executed) -> Match | None:
     slope = op.name == "pow" and op.site.grad_fn.startswith("Pow")
     infinite = slope and op.divides_by_zero and (op.exponent is None or op.exponent < 0)
     return Match(Cause.POW_GRAD_ZERO) if infinite else None
-
-
-# -- the entries ------------------------------------------------------------------------------------------------------
 
 
 def _masked_row(op: Executed) -> Match | None:
@@ -275,6 +280,11 @@ def _no_alignment(occurrence: Occurrence) -> str:
             "than its input allows. So its loss is infinite."
         )
     return "No alignment exists: the target is longer than its input allows, so its loss is infinite."
+
+
+def _left_out(occurrence: Occurrence) -> str:
+    """States that forward leaves the values out, whatever made them."""
+    return f"{occurrence.op_in_words} makes non-finite values for elements that forward leaves out after it."
 
 
 # -- the entries ------------------------------------------------------------------------------------------------------
@@ -354,7 +364,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.WHERE_GRAD_TRAP,
         noun="the gradient of a value that forward leaves out",
-        sentence="{op} makes non-finite values for elements that forward leaves out after it.",
+        sentence=_left_out,
         remedies=(
             Remedy(
                 text="Make the operand safe before the op, not its result after it: torch.where masks the value, but "

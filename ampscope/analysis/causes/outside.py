@@ -11,6 +11,7 @@ from ampscope.analysis.causes.state import TurnedBad
 from ampscope.analysis.op_facts import Executed
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words import op_in_words
+from ampscope.trace.evidence import RaisedError
 from ampscope.trace.schema import Node
 from ampscope.trace.vocabulary import Cause
 
@@ -48,15 +49,43 @@ class FromOthers(Reason):
             unseen=unseen,
         )
 
+    def explanation(self, occurrence: Occurrence, /) -> str:
+        """States what was sent, and from whom the value came."""
+        through = occurrence.op_in_words
+        sent = f"What this rank gave into {through} was finite, and what it got back was not"
+        if self.unseen:
+            sent = f"What {through} gave back went on through code that the trace does not see, and was not finite"
+            sent += " after it"
+        if self.sender is not None:
+            return f"{sent}: it came from rank {self.sender}."
+        who = f"another of the {self.ranks} ranks" if self.ranks is not None else "another rank"
+        together = f", or what they put together left the range of {self.dtype}" if self.sums else ""
+        return f"{sent}: it came from {who}{together}."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised(Reason):
     """A call ended with an error."""
 
-    error: str  #: the exception's class
-    message: str
-    #: How many parameters the optimizer steps, where none has a gradient: all, those that require none, foreign ones.
-    without_gradient: tuple[int, int, int] | None = None
+    call: RaisedError
+
+    def explanation(self, occurrence: Occurrence, /) -> str:
+        """States what was raised, and why the optimizer had nothing to step, where that was seen."""
+        call = self.call
+        said = (f"{call.error}: {call.message}" if call.message else call.error).rstrip(".")
+        told = f"{occurrence.op_in_words} raised {said}" if occurrence.op else f"{said} was raised"
+        return f"{told}, and no step came after it.{self._without_gradient if call.parameters else ''}"
+
+    @property
+    def _without_gradient(self) -> str:
+        held = self.call.parameters
+        if self.call.frozen == held:
+            why = "all of them have requires_grad=False"
+        elif self.call.foreign == held:
+            why = "they are no parameters of the watched model, but of another one, or of a copy"
+        else:
+            why = "the backward of this step did not reach them, or the loop cleared them after it"
+        return f" None of the {held:,} parameters that the optimizer steps has a gradient: {why}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +94,10 @@ class ChangedSince(Reason):
 
     written_by: str  #: the op that wrote it, or a `Node`
     seen_in: str  #: the op that read it
+
+    def explanation(self, _: Occurrence, /) -> str:
+        """States that something outside torch changed the value between two ops."""
+        return f"{self.in_words}: something outside torch changed it."
 
     @property
     def in_words(self) -> str:
@@ -131,71 +164,28 @@ def _bad_state(kind: str, occurrence: Occurrence) -> str:
     )
 
 
-def _from_others(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    if not isinstance(reason, FromOthers):
-        return f"What is not finite came from another rank, through {occurrence.op_in_words}."
-    through = occurrence.op_in_words
-    sent = f"What this rank gave into {through} was finite, and what it got back was not"
-    if reason.unseen:
-        sent = f"What {through} gave back went on through code that the trace does not see, and was not finite after it"
-    if reason.sender is not None:
-        return f"{sent}: it came from rank {reason.sender}."
-    who = f"another of the {reason.ranks} ranks" if reason.ranks is not None else "another rank"
-    if reason.sums:
-        return f"{sent}: it came from {who}, or what they put together left the range of {reason.dtype}."
-    return f"{sent}: it came from {who}."
-
-
-def _does_not_repeat(occurrence: Occurrence) -> str:
-    if isinstance(occurrence.reason, ChangedSince):
-        return f"{occurrence.reason.in_words}: something outside torch changed it."
-    same = "the step was the same to the last bit when it was run again, its inputs, weights and random numbers too"
-    return f"Up to {occurrence.op_in_words} {same}; only what became of this op's result was another, and finite."
-
-
-def _ended(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    if not isinstance(reason, Raised):
-        return "A call raised an error, and no step came after it."
-    said = (f"{reason.error}: {reason.message}" if reason.message else reason.error).rstrip(".")
-    told = f"{occurrence.op_in_words} raised {said}" if occurrence.op else f"{said} was raised"
-    return f"{told}, and no step came after it.{_without_gradient(reason)}"
-
-
-def _without_gradient(reason: Raised) -> str:
-    """Why the optimizer had nothing to step, where that was seen."""
-    if reason.without_gradient is None:
-        return ""
-    held, frozen, foreign = reason.without_gradient
-    if frozen == held:
-        why = "all of them have requires_grad=False"
-    elif foreign == held:
-        why = "they are no parameters of the watched model, but of another one, or of a copy"
-    else:
-        why = "the backward of this step did not reach them, or the loop cleared them after it"
-    return f" None of the {held:,} parameters that the optimizer steps has a gradient: {why}."
-
-
 def _against_error(occurrence: Occurrence) -> tuple[Remedy, ...]:
     reason = occurrence.reason
-    if isinstance(reason, Raised) and reason.without_gradient is not None:
+    call = reason.call if isinstance(reason, Raised) else RaisedError()
+    if call.parameters:
         text = "Step an optimizer only where its parameters had a part in the loss, and make it for those that train."
         code = "if any(p.grad is not None for p in model.parameters()):  # those of this optimizer\n"
         return (cause_entry.advice(cause_entry.RAISED, text, f"{code}    scaler.step(optimizer)"),)
-    dtypes = isinstance(reason, Raised) and any(word in reason.message for word in ("dtype", "scalar type"))
-    if dtypes:
+    if _lacks_kernel(call.message):
+        text = "Run the call in float32: torch has it in no half precision, with autocast or without."
+        code = "with torch.autocast(device_type, enabled=False):\n    y = op(x.float())"
+        return (cause_entry.advice(cause_entry.RAISED, text, code),)
+    if any(word in call.message for word in ("dtype", "scalar type")):
         text = "Bring the operands to one dtype, or run the call under autocast."
         return (cause_entry.advice(cause_entry.RAISED, text, "y = op(x.to(w.dtype), w)"),)
     text = "Mend the call that the error names; by itself it says nothing against the steps before."
     return (cause_entry.advice(cause_entry.RAISED, text),)
 
 
-def _eager_is_finite(_: Occurrence) -> str:
-    return (
-        "torch.compile is in use, and the same calls on the same values came out finite when they were run again as "
-        "eager code: the compiled code computes otherwise, or the fault does not repeat."
-    )
+def _lacks_kernel(message: str) -> bool:
+    """Whether an error of torch's says that an op is not there for a half dtype, rather than that dtypes differ."""
+    absent = "not implemented for" in message or "not supported" in message
+    return absent and ("Half" in message or "BFloat16" in message)
 
 
 def _is_carried(occurrence: Occurrence) -> bool:
@@ -262,7 +252,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.RECEIVED,
         noun="a value received from another rank",
-        sentence=_from_others,
+        sentence="What is not finite came from another rank, through {op}.",
         remedies=(
             cause_entry.advice(cause_entry.RANKS, "Look at the same step on the other ranks: on one of them it began."),
         ),
@@ -272,7 +262,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.EXCEPTION,
         noun="an error that ended the run",
-        sentence=_ended,
+        sentence="A call raised an error, and no step came after it.",
         remedies=_against_error,
         recognised_in="analysis.diagnosis.context",
         cured_by_precision=False,
@@ -280,7 +270,10 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.HARDWARE_TRANSIENT,
         noun="a fault that does not repeat",
-        sentence=_does_not_repeat,
+        sentence=(
+            "Up to {op} the step was the same to the last bit when it was run again, its inputs, weights and random "
+            "numbers too; only what became of this op's result was another, and finite."
+        ),
         remedies=(
             Remedy(
                 text="The same calls on the same values are finite when run again: suspect the device, its memory "
@@ -294,7 +287,10 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.COMPILED_ONLY,
         noun="compiled code that computes otherwise than eager code",
-        sentence=_eager_is_finite,
+        sentence=(
+            "torch.compile is in use, and the same calls on the same values came out finite when they were run again "
+            "as eager code: the compiled code computes otherwise, or the fault does not repeat."
+        ),
         remedies=(
             Remedy(
                 text="Train some steps without compiled code, on the same batches: if they stay finite, the compiler's "

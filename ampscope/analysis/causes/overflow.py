@@ -18,8 +18,8 @@ from ampscope.analysis.causes.cause_entry import (
 )
 from ampscope.analysis.op_facts import Executed
 from ampscope.analysis.results import Remedy, SourceLine
-from ampscope.analysis.step_graph import source_line
-from ampscope.analysis.words import listed, number
+from ampscope.analysis.words import listed
+from ampscope.numerals import number
 from ampscope.provenance import harmless_births
 from ampscope.trace.dtypes import FINFO, FLOAT8
 from ampscope.trace.schema import Change, Form, Phase
@@ -34,18 +34,15 @@ class Literal(Reason):
     dtype: str
     refused: bool = False  #: torch raised, rather than make an infinity of it
 
+    def explanation(self, occurrence: Occurrence, /) -> str:
+        """States which constant does not fit which dtype."""
+        refused = f", and {occurrence.op_in_words} refuses it with an error" if self.refused else ""
+        return f"The constant {number(self.value)} does not fit {self.dtype}{refused}."
+
 
 def _literal(op: Executed) -> Match | None:
     value = op.literal_too_large
     return Match(Cause.LITERAL_OVERFLOW, Literal(value=value, dtype=op.dtype)) if value is not None else None
-
-
-def _does_not_fit(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    if not isinstance(reason, Literal):
-        return "A constant does not fit its dtype."
-    refused = f", and {occurrence.op_in_words} refuses it with an error" if reason.refused else ""
-    return f"The constant {number(reason.value)} does not fit {reason.dtype}{refused}."
 
 
 def _lowest_of_dtype(occurrence: Occurrence) -> tuple[Remedy, ...]:
@@ -73,6 +70,15 @@ class Overflowed(Reason):
     largest: float | None  #: largest magnitude among the operands; None where none was measured
     likewise: tuple[SourceLine, ...] = ()  #: other lines of the step at which the same op leaves the range
 
+    def explanation(self, occurrence: Occurrence, /) -> str:
+        """States where the dtype ends, and how large the operands were; magnitudes are recorded in float32."""
+        end = FLOAT8.get(self.dtype) or rounding.LARGEST[self.dtype]
+        text = f"The result of {occurrence.op_in_words} is too large for {self.dtype}, which ends at {number(end)}"
+        if self.largest is None:
+            return f"{text}."
+        more = " or more" if self.largest >= rounding.LARGEST["float32"] else ""
+        return f"{text}; its operands went up to {number(self.largest)}{more}."
+
 
 def overflowed(op: Executed) -> Overflowed | None:
     """Returns the reason for a result beyond the range of its dtype, where no earlier rule has named a cause.
@@ -89,11 +95,11 @@ def overflowed(op: Executed) -> Overflowed | None:
 
 def _likewise(op: Executed) -> tuple[SourceLine, ...]:
     """The other lines of the forward at which the same op makes what is not finite of what is, and that matters."""
-    graph, here = op.graph, source_line(op.graph.place(op.seq))
+    graph, here = op.graph, SourceLine.of(op.graph.place(op.seq))
     same = [seq for seq in graph.outputs if graph.site(seq).op == op.site.op and graph.site(seq).phase in _FORWARD]
     born = [seq for seq in same if graph.bad_output(seq) is not None and not graph.bad_inputs(seq)]
     harmless = {birth.seq for birth in harmless_births(graph)} if len(born) > 1 else set()
-    lines = dict.fromkeys(source_line(graph.place(seq)) for seq in born if seq not in harmless)
+    lines = dict.fromkeys(SourceLine.of(graph.place(seq)) for seq in born if seq not in harmless)
     return tuple(line for line in lines if line is not None and line != here)
 
 
@@ -113,16 +119,6 @@ def _float8_overflow(op: Executed) -> Match | None:
     if op.name not in ("_to_copy", "copy") or end is None or largest is None or largest <= end:
         return None
     return Match(Cause.FP16_OVERFLOW, Overflowed(dtype=op.dtype, largest=largest))
-
-
-def _too_large(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    dtype = reason.dtype if isinstance(reason, Overflowed) and reason.dtype in FLOAT8 else "float16"
-    end = FLOAT8.get(dtype, FINFO["float16"].max)
-    text = f"The result of {occurrence.op_in_words} is too large for {dtype}, which ends at {number(end)}"
-    if isinstance(reason, Overflowed) and reason.largest is not None:
-        return f"{text}; its operands went up to {number(reason.largest)}."
-    return f"{text}."
 
 
 #: Products of two tensors of the same rank, as of queries and keys; those with a bias or a vector are none.
@@ -182,32 +178,17 @@ class LossGrew(Reason):
     usual: float  #: what it was: the median
     last: float
 
+    def explanation(self, _: Occurrence, /) -> str:
+        """States from what to what the loss had grown."""
+        return (
+            f"The loss had grown from about {number(self.usual)} to {number(self.last)} in the steps before, until "
+            "the values no longer fit their dtype."
+        )
+
 
 def _diverged(op: Executed) -> Match | None:
     found = overflowed(op)
     return Match(Cause.DIVERGENCE, found) if found is not None and found.dtype != "float16" else None
-
-
-def _outgrown(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    if isinstance(reason, LossGrew):
-        return (
-            f"The loss had grown from about {number(reason.usual)} to {number(reason.last)} in the steps before, until "
-            "the values no longer fit their dtype."
-        )
-    if not isinstance(reason, Overflowed):
-        return f"The result of {occurrence.op_in_words} is too large for its dtype."
-    end = f"{reason.dtype}, which ends at {number(rounding.LARGEST[reason.dtype])}"
-    return f"The result of {occurrence.op_in_words} is too large for {end}{_operands(reason)}."
-
-
-def _operands(reason: Overflowed) -> str:
-    """How large they were; magnitudes are recorded in float32 and end there."""
-    if reason.largest is None:
-        return ""
-    if reason.largest >= rounding.LARGEST["float32"]:
-        return f"; its operands went up to {number(reason.largest)} or more"
-    return f"; its operands went up to {number(reason.largest)}"
 
 
 #: Why no smaller step of the optimizer was tried: later the weights from before it are gone.
@@ -259,6 +240,13 @@ class ScaleInLoop(Reason):
 
     scale: float
 
+    def explanation(self, occurrence: Occurrence, /) -> str:
+        """States which scale the loop multiplies by, and where float16 ends."""
+        return (
+            f"The loop multiplies by the loss scale, {number(self.scale)}, in {occurrence.op_in_words}, and float16 "
+            f"ends at {number(FINFO['float16'].max)}."
+        )
+
     @property
     def cure(self) -> Remedy:
         """Returns the remedy: multiply by the scale in float32, or start with one that float16 holds."""
@@ -267,16 +255,6 @@ class ScaleInLoop(Reason):
             "before they enter a loss."
         )
         return cause_entry.advice(cause_entry.ORDER, text, "scaled = loss.float() * scaler.get_scale()")
-
-
-def _scale_too_large(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    if isinstance(reason, ScaleInLoop):
-        return (
-            f"The loop multiplies by the loss scale, {number(reason.scale)}, in {occurrence.op_in_words}, and float16 "
-            f"ends at {number(FINFO['float16'].max)}."
-        )
-    return f"The gradient times the loss scale is too large for float16 in {occurrence.op_in_words}."
 
 
 def _scaled_gradient(op: Executed) -> Match | None:
@@ -300,7 +278,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.FP16_OVERFLOW,
         noun="a value too large for float16",
-        sentence=_too_large,
+        sentence="The result of {op} is too large for float16, which ends at 65,504.",
         remedies=_against_overflow,
         rules=(OpRule(Turn.OVERFLOW, _float16_overflow), OpRule(Turn.OVERFLOW, _float8_overflow)),
         cured_by_precision=True,
@@ -308,7 +286,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.DIVERGENCE,
         noun="values that outgrow their dtype",
-        sentence=_outgrown,
+        sentence="The result of {op} is too large for its dtype.",
         remedies=_against_growth,
         rules=(OpRule(Turn.OVERFLOW, _diverged),),
         cured_by_precision=False,
@@ -316,14 +294,14 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.SCALE_OVERFLOW,
         noun="a loss scale that is too large",
-        sentence=_scale_too_large,
+        sentence="The gradient times the loss scale is too large for float16 in {op}.",
         remedies=_against_scale,
         rules=(OpRule(Turn.SCALED_GRADIENT, _scaled_gradient, Phase.BACKWARD),),
     ),
     CauseEntry(
         cause=Cause.LITERAL_OVERFLOW,
         noun="a constant that does not fit the dtype",
-        sentence=_does_not_fit,
+        sentence="A constant does not fit its dtype.",
         remedies=_lowest_of_dtype,
         rules=(OpRule(Turn.LITERAL, _literal, by_operands=False),),
         cured_by_precision=True,

@@ -3,59 +3,82 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from ampscope.analysis.causes import cause_entry
 from ampscope.analysis.causes.cause_entry import CauseEntry, Occurrence, Reason
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words import number, ranks_in_words
+from ampscope.analysis.words import ranks_in_words
+from ampscope.numerals import number
 from ampscope.trace.vocabulary import Cause
+
+#: Above this share of all steps since the first, ranks do not part now and then: they train apart.
+_FOR_GOOD = 0.5
+
+
+class Shared(StrEnum):
+    """Names the quantities that replicas have in common at every step."""
+
+    GRAD_NORM = "grad_norm"
+    SCALE = "scale"
+    SKIPPED = "skipped"
+    WEIGHTS = "weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parted(Reason):
-    """Replicas that had agreed, and no longer did."""
+class Apart(Reason):
+    """Ranks that parted from replicas with which they had agreed."""
 
-    what: str  #: ``grad_norm``, ``scale``, ``skipped`` or ``weights``
-    step: int  #: the first at which they differ
-    steps: int  #: how many they differ at
-    ranks: tuple[int, ...]  #: those apart
-    others: tuple[int, ...]  #: those that went on agreeing; empty where nobody can be said to be right
-    value: float
-    expected: float
-    parameter: str = ""  #: the first whose weights differ
-    agreed_at: int | None = None  #: the last step before at which weights were looked at, and agreed
+    what: Shared
+    optimizer: int
+    step: int  #: the first step at which they differ
+    last_step: int
+    steps: int  #: how many steps they differ at
+    ranks: tuple[int, ...]  #: those that differ from the majority; all of them where there is none
+    others: tuple[int, ...]  #: those that went on agreeing; empty where there is no majority
+    value: float  #: on the first of `ranks` at `step`; 1 for a skip
+    expected: float  #: on the `others`; without a majority, on the last of `ranks`
+    parameter: str = ""  #: for `Shared.WEIGHTS`: the first that differs; value and expected are of its extremes
+    agreed_at: int | None = None  #: for `Shared.WEIGHTS`: the last step before that was looked at; they agreed there
 
+    @property
+    def is_split(self) -> bool:
+        """Whether nobody can be said to be right."""
+        return not self.others
 
-def _apart(occurrence: Occurrence) -> str:
-    seen = occurrence.reason
-    if not isinstance(seen, Parted):
-        return "Ranks that train the same weights did not agree."
-    if seen.what == "skipped":
-        return _skipped(seen)
-    if seen.what == "weights":
-        return _weights(seen)
-    what = "loss scale" if seen.what == "scale" else "gradient norm, to the last bit,"
-    times = f"at {seen.steps:,} steps since" if seen.steps > 1 else "at that step"
-    values = f"{number(seen.value)} and {number(seen.expected)}"
-    if not seen.others:
+    @property
+    def for_good(self) -> bool:
+        """Whether the ranks all went their own ways from some step on, as in training that synchronises seldom."""
+        every = self.last_step - self.step + 1
+        return self.is_split and self.what is Shared.GRAD_NORM and self.steps > max(1.0, _FOR_GOOD * every)
+
+    def explanation(self, _: Occurrence, /) -> str:
+        """States since when which ranks have something else than the others."""
+        if self.what is Shared.SKIPPED:
+            return _skipped(self)
+        if self.what is Shared.WEIGHTS:
+            return _weights(self)
+        what = "loss scale" if self.what is Shared.SCALE else "gradient norm, to the last bit,"
+        times = f"at {self.steps:,} steps since" if self.steps > 1 else "at that step"
+        value, expected, who = number(self.value), number(self.expected), ranks_in_words(self.ranks)
+        if self.is_split:
+            return (
+                f"Until step {self.step:,} {who} had the same {what} and {times} they had not ({value} and {expected})."
+                " They train the same weights, so one of them computes something else; it cannot be told which."
+            )
         return (
-            f"Until step {seen.step:,} {ranks_in_words(seen.ranks)} had the same {what} and {times} they had not "
-            f"({values}). They train the same weights, so one of them computes something else; it cannot be told which."
+            f"Until step {self.step:,} {who} had the same {what} as the {len(self.others):,} that train the same "
+            f"weights, and {times} another one ({value} instead of {expected}). {_WHY[self.what]}"
         )
-    return (
-        f"Until step {seen.step:,} {ranks_in_words(seen.ranks)} had the same {what} as the {len(seen.others):,} that "
-        f"train the same weights, and {times} another one ({number(seen.value)} instead of {number(seen.expected)}). "
-        + _WHY[seen.what]
-    )
 
 
 _WHY = {
-    "grad_norm": "The reduction gives all of them the same gradients: after it something changed them there.",
-    "scale": "Each rank decides by itself whether to skip, and they have decided differently.",
+    Shared.GRAD_NORM: "The reduction gives all of them the same gradients: after it something changed them there.",
+    Shared.SCALE: "Each rank decides by itself whether to skip, and they have decided differently.",
 }
 
 
-def _weights(seen: Parted) -> str:
+def _weights(seen: Apart) -> str:
     before = f" At step {seen.agreed_at:,} they still were." if seen.agreed_at is not None else ""
     if not seen.others:
         return (
@@ -72,7 +95,7 @@ def _weights(seen: Parted) -> str:
     )
 
 
-def _skipped(seen: Parted) -> str:
+def _skipped(seen: Apart) -> str:
     did = "skipped the optimizer's step" if seen.value else "did not skip the optimizer's step"
     whose = f"the {len(seen.others):,} others that train the same weights" if seen.others else "the others"
     who = ranks_in_words(seen.ranks[:1] if not seen.others else seen.ranks)
@@ -89,15 +112,12 @@ dist.all_gather(gathered, sums)
 assert all(torch.equal(each, sums) for each in gathered), 'the ranks no longer have the same weights'"""
 
 
-def _last_good(seen: Parted) -> str:
-    return (
-        f" from step {seen.agreed_at:,} or before" if seen.agreed_at is not None else f" from before step {seen.step:,}"
-    )
-
-
 def _what_to_do(occurrence: Occurrence) -> tuple[Remedy, ...]:
     seen = occurrence.reason
-    before = _last_good(seen) if isinstance(seen, Parted) else ""
+    before = ""
+    if isinstance(seen, Apart):
+        agreed = seen.agreed_at
+        before = f" from step {agreed:,} or before" if agreed is not None else f" from before step {seen.step:,}"
     together = Remedy(
         text="Let all ranks decide together whether to skip: exchange what the scaler found before it steps, as "
         "ShardedGradScaler does, and see that the last micro-batch is not under no_sync().",
@@ -113,7 +133,7 @@ def _what_to_do(occurrence: Occurrence) -> tuple[Remedy, ...]:
         code=_COMPARE,
         untried=cause_entry.RANKS,
     )
-    is_value = isinstance(seen, Parted) and seen.what in ("grad_norm", "weights")
+    is_value = isinstance(seen, Apart) and seen.what in (Shared.GRAD_NORM, Shared.WEIGHTS)
     return (device, compare) if is_value else (together, compare)
 
 
@@ -121,7 +141,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.REPLICA_APART,
         noun="ranks that should agree and do not",
-        sentence=_apart,
+        sentence="Ranks that train the same weights did not agree.",
         remedies=_what_to_do,
         recognised_in="analysis.diagnosis.across_ranks",
         cured_by_precision=False,

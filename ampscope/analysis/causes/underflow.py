@@ -20,7 +20,8 @@ from ampscope.analysis.causes.cause_entry import (
 from ampscope.analysis.causes.state import StandsStill
 from ampscope.analysis.op_facts import Executed, flushed_by, rounded_constant
 from ampscope.analysis.results import Remedy
-from ampscope.analysis.words import number, op_in_words
+from ampscope.analysis.words import op_in_words
+from ampscope.numerals import number
 from ampscope.provenance import HowLost
 from ampscope.trace.schema import Change, Form, Phase
 from ampscope.trace.vocabulary import Cause, Severity
@@ -38,31 +39,32 @@ class GradientLost(Reason):
     share: float  #: of the mass of its gradient
     others: int = 0  #: further parameters that lost some
 
+    @property
+    def is_flushed(self) -> bool:
+        """Whether a result was below float16's smallest number."""
+        return self.how is HowLost.FLUSHED and self.dtype == "float16"
 
-def what_is_lost(reason: GradientLost) -> str:
-    """Tells which gradients miss how much, as the end of a sentence."""
-    others = f", and {reason.others:,} more parameters lose theirs" if reason.others > 1 else ""
-    others = ", and another parameter loses its own" if reason.others == 1 else others
-    if reason.share >= 0.995:
-        return f"{reason.parameter} gets no gradient at all{others}, where float32 has one"
-    return f"{reason.parameter} loses {reason.share:.0%} of its gradient{others}, which float32 keeps"
-
-
-def _stands_still(occurrence: Occurrence) -> str:
-    reason, op = occurrence.reason, occurrence.op_in_words
-    if isinstance(reason, StandsStill):
-        return reason.in_words
-    if not isinstance(reason, GradientLost):
-        return "Every gradient of the step is zero, while the same step in float32 has gradients; no op shows why."
-    if reason.how is HowLost.SATURATED:
+    def explanation(self, occurrence: Occurrence, /) -> str:
+        """States how the op lost them, and which gradients miss how much."""
+        op = occurrence.op_in_words
+        if self.is_flushed:
+            return f"What {op} gives is below float16's smallest number and becomes 0: {self._lost}."
+        if self.how is HowLost.SATURATED:
+            return (
+                f"In {self.dtype} the result of {op} rounds to the end of its range, where its gradient is zero, while "
+                f"float32 still tells it from the end: {self._lost}."
+            )
         return (
-            f"In {reason.dtype} the result of {op} rounds to the end of its range, where its gradient is zero, while "
-            f"float32 still tells it from the end: {what_is_lost(reason)}."
+            f"In {self.dtype} the result of {op} is so small beside its operands that it rounds to zero: {self._lost}."
         )
-    return (
-        f"In {reason.dtype} the result of {op} is so small beside its operands that it rounds to zero: "
-        f"{what_is_lost(reason)}."
-    )
+
+    @property
+    def _lost(self) -> str:
+        others = f", and {self.others:,} more parameters lose theirs" if self.others > 1 else ""
+        others = ", and another parameter loses its own" if self.others == 1 else others
+        if self.share >= 0.995:
+            return f"{self.parameter} gets no gradient at all{others}, where float32 has one"
+        return f"{self.parameter} loses {self.share:.0%} of its gradient{others}, which float32 keeps"
 
 
 _WITH_LOGITS = {
@@ -94,6 +96,11 @@ class Flushed(LostBefore):
     dtype: str
     by: str  #: the op that did
 
+    def explanation(self, occurrence: Occurrence, /) -> str:
+        """States which op rounded the value to zero."""
+        op, by = occurrence.op_in_words, op_in_words(self.by)
+        return f"A value that {op} needs was rounded to zero in {self.dtype} before, by {by}."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientFlushed(Reason):
@@ -101,25 +108,18 @@ class GradientFlushed(Reason):
 
     parameter: str  #: which gets none
 
+    def explanation(self, occurrence: Occurrence, /) -> str:
+        """States which op gives zeros, and which parameter gets no gradient."""
+        return (
+            f"The gradient that {occurrence.op_in_words} gives is below float16's smallest number and becomes 0; "
+            f"{self.parameter} gets none at all."
+        )
+
 
 def flushed_operand(op: Executed) -> Flushed | None:
     """Returns the op that rounded to zero the value that ``op`` divides by or takes the logarithm of."""
     by = flushed_by(op)
     return Flushed(dtype=by.dtype, by=by.site.op, lost_by=by.seq) if by is not None else None
-
-
-def _too_small(occurrence: Occurrence) -> str:
-    reason, op = occurrence.reason, occurrence.op_in_words
-    if isinstance(reason, GradientLost):
-        return f"What {op} gives is below float16's smallest number and becomes 0: {what_is_lost(reason)}."
-    if isinstance(reason, GradientFlushed):
-        return (
-            f"The gradient that {op} gives is below float16's smallest number and becomes 0; {reason.parameter} gets "
-            "none at all."
-        )
-    if isinstance(reason, Flushed):
-        return f"A value that {op} needs was rounded to zero in {reason.dtype} before, by {op_in_words(reason.by)}."
-    return f"A value that {op} needs was rounded to zero before."
 
 
 def _against_underflow(occurrence: Occurrence) -> tuple[Remedy, ...]:
@@ -147,6 +147,13 @@ class ConstantLost(LostBefore):
     becomes: float
     dtype: str
 
+    def explanation(self, occurrence: Occurrence, /) -> str:
+        """States what the constant becomes in its dtype."""
+        return (
+            f"The constant {number(self.value)} that should keep the operand of {occurrence.op_in_words} safe becomes "
+            f"{number(self.becomes)} in {self.dtype}."
+        )
+
 
 def constant_lost(op: Executed, *, shown: bool = True) -> Match | None:
     """Whether a constant that was to keep the operand from zero did not survive its dtype; who lost it may be shown."""
@@ -162,14 +169,6 @@ def constant_lost(op: Executed, *, shown: bool = True) -> Match | None:
 def _optimizer_eps(op: Executed) -> Match | None:
     """The same of the optimizer's own epsilon, which torch loses."""
     return constant_lost(op, shown=False)
-
-
-def _rounded_away(occurrence: Occurrence) -> str:
-    reason, op = occurrence.reason, occurrence.op_in_words
-    if not isinstance(reason, ConstantLost):
-        return f"The constant that should keep the operand of {op} safe is rounded away."
-    value, becomes = number(reason.value), number(reason.becomes)
-    return f"The constant {value} that should keep the operand of {op} safe becomes {becomes} in {reason.dtype}."
 
 
 def _constant_that_survives(occurrence: Occurrence) -> tuple[Remedy, ...]:
@@ -196,20 +195,12 @@ class UpdatesLost(Reason):
     dtype: str
     share: float  #: of the weights
 
-
-def updates_lost(reason: UpdatesLost) -> str:
-    """The sentence on updates that do not reach the weights."""
-    return (
-        f"{reason.share:.0%} of the weights did not move in the optimizer's step: their updates are too small for "
-        f"{reason.dtype}."
-    )
-
-
-def _updates(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    if isinstance(reason, StandsStill):
-        return reason.in_words
-    return updates_lost(reason) if isinstance(reason, UpdatesLost) else "The updates are too small for bfloat16."
+    def explanation(self, _: Occurrence, /) -> str:
+        """States how many weights the updates do not reach."""
+        return (
+            f"{self.share:.0%} of the weights did not move in the optimizer's step: their updates are too small for "
+            f"{self.dtype}."
+        )
 
 
 def _against_rounding(occurrence: Occurrence) -> tuple[Remedy, ...]:
@@ -234,20 +225,24 @@ class ValuesLost(Reason):
 
     before: int  #: different values that were read, of a sample
     after: int  #: that are left
+    changed: int  #: elements of the sample that are another number, where these become an index; 0 elsewhere
+    of: int  #: elements of the sample
     read: str  #: dtype that was read; empty where they were counted out in half precision
     dtype: str
 
-
-def _become_few(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    if not isinstance(reason, ValuesLost):
-        return "Many different values become few in a cast to half precision."
-    exact = f"{reason.dtype} tells all whole numbers apart only up to {rounding.WHOLE[reason.dtype]:,}"
-    what = f"different values of {reason.read}" if reason.read else "values of a grid"
-    return (
-        f"{reason.before:,} {what} become {reason.after:,} in {reason.dtype}: what they number is no longer told apart "
-        f"({exact})."
-    )
+    def explanation(self, _: Occurrence, /) -> str:
+        """States how many values are others, or become the same, and up to where the dtype tells numbers apart."""
+        exact = f"{self.dtype} tells all whole numbers apart only up to {rounding.WHOLE[self.dtype]:,}"
+        if self.changed:
+            return (
+                f"{self.changed:,} of {self.of:,} numbers of {self.read} are others in {self.dtype} ({exact}), "
+                "and are made whole numbers again: as an index these pick other rows."
+            )
+        what = f"different values of {self.read}" if self.read else "values of a grid"
+        return (
+            f"{self.before:,} {what} become {self.after:,} in {self.dtype}: what they number is no longer told apart "
+            f"({exact})."
+        )
 
 
 _KEEP_APART = (
@@ -265,7 +260,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.FP16_UNDERFLOW,
         noun="a value too small for float16",
-        sentence=_too_small,
+        sentence="A value that {op} needs was rounded to zero before.",
         remedies=_against_underflow,
         recognised_in="analysis.causes.mathematics",
         cured_by_precision=True,
@@ -273,7 +268,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.STAGNATION,
         noun="gradients that half precision loses",
-        sentence=_stands_still,
+        sentence="Every gradient of the step is zero, while the same step in float32 has gradients; no op shows why.",
         remedies=_against_standstill,
         recognised_in="analysis.diagnosis.silent_failures",
         cured_by_precision=True,
@@ -281,7 +276,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.INFORMATION_LOST,
         noun="values that a cast no longer tells apart",
-        sentence=_become_few,
+        sentence="Many different values become few in a cast to half precision.",
         remedies=_KEEP_APART,
         severity=Severity.WARNING,
         recognised_in="analysis.diagnosis.silent_failures",
@@ -290,7 +285,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.EPS_UNDERFLOW,
         noun="an epsilon that vanished in float16",
-        sentence=_rounded_away,
+        sentence="The constant that should keep the operand of {op} safe is rounded away.",
         remedies=_constant_that_survives,
         rules=(OpRule(Turn.OPTIMIZER_CONSTANT, _optimizer_eps, Phase.OPTIMIZER),),
         cured_by_precision=True,
@@ -298,7 +293,7 @@ ENTRIES = (
     CauseEntry(
         cause=Cause.BF16_PRECISION,
         noun="updates too fine for bfloat16",
-        sentence=_updates,
+        sentence="The updates are too small for bfloat16.",
         remedies=_against_rounding,
         recognised_in="analysis.diagnosis.silent_failures",
     ),

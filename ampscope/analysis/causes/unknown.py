@@ -99,6 +99,7 @@ def _out_of_domain(op: Executed) -> Match | None:
 
 
 def _what_is_known(occurrence: Occurrence) -> str:
+    """States what was observed, for which other causes, known all the same, have sentences of their own."""
     if isinstance(occurrence.reason, Observed):
         return occurrence.reason.sentence
     return f"{occurrence.op_in_words} made a non-finite value of finite operands, and no rule says why."

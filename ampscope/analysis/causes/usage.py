@@ -5,20 +5,21 @@ Capture recognises them while the loop runs, so their noun phrases stand where c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ampscope.analysis.causes import cause_entry
 from ampscope.analysis.causes.cause_entry import USE_BFLOAT16, CauseEntry, Match, Occurrence, OpRule, Reason, Turn
-from ampscope.analysis.causes.state import StandsStill
-from ampscope.analysis.causes.underflow import UpdatesLost, updates_lost
 from ampscope.analysis.causes.usage_forms import UNSCALE_FIRST, in_loop
 from ampscope.analysis.op_facts import Executed, divides_by_what_was_zero
 from ampscope.analysis.results import Remedy
 from ampscope.analysis.words import in_words
 from ampscope.trace.dtypes import HALF_DTYPES
+from ampscope.trace.evidence import NO_EVIDENCE, FindingEvidence
 from ampscope.trace.schema import Change, Phase
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause, Severity
+
+_AFTER_SKIP = "although the optimizer step before had been skipped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +28,10 @@ class HalfState(Reason):
 
     dtype: str
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BecameHalf(Reason):
-    """Parameters that were trained in float32 are float16 since the step before."""
-
-    parameters: int
-    of: int  #: those of the optimizer that have gradients
+    def explanation(self, occurrence: Occurrence, /) -> str:
+        """States in which dtype the optimizer computes, and which op failed in it."""
+        made = f"{occurrence.op_in_words} made a number that is not finite in it"
+        return f"The optimizer computes in {self.dtype}, and {made}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,46 +42,55 @@ class LearningRateMoved(Reason):
     of: int  #: attempts
     matters: bool  #: whether they are more than a few of them
 
+    def explanation(self, _: Occurrence, /) -> str:
+        """States by how many steps the schedule is ahead."""
+        if not self.steps:
+            ahead = "the schedule is ahead of the training, which has not moved a recorded learning rate"
+            return f"The scheduler stepped {_AFTER_SKIP}: {ahead}."
+        moved = f"The learning rate moved on {'once' if self.steps == 1 else f'{self.steps:,} times'} {_AFTER_SKIP}"
+        few = "" if self.matters else ", too few to matter"
+        return f"{moved}: the schedule is {self.steps:,} of {self.of:,} steps ahead of the training{few}."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleForgotten(Reason):
     """A new scaler took the place of one whose scale the run had found."""
 
     was: float
-    starts: float | None
+    starts: float
+
+    def explanation(self, _: Occurrence, /) -> str:
+        """States from which scale the new one starts, and to which the run had come."""
+        return (
+            f"A new scaler took over without the old one's state: it starts at {in_words(self.starts)} where "
+            f"the run had come to {in_words(self.was)}, and has to find its place a second time."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerRestored(Reason):
-    """An optimizer with a past is stepped by a scaler without one."""
+class MistakeSeen(Reason):
+    """A mistake in the loop, as capture or the run's history has it."""
 
-    steps: int  #: of the optimizer's past
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WithoutEffect(Reason):
-    """A loop runs and changes nothing: its fields are called as in the evidence of capture."""
-
-    parameters: Sequence[str] = ()  #: the first of those concerned
-    count: int = 0  #: of all of them
-    attempts: int = 0  #: steps in which it was so
-    ranks: int = 0
-    device: str = ""  #: type of device that the region is for
-    tensors: str = ""  #: types of device that the model is on
-    scaler_is_off: bool = False
+    seen: FindingEvidence = NO_EVIDENCE
     ops: tuple[tuple[str, int], ...] = ()  #: of the traced steps, by the dtype that they gave
 
     @property
     def whose(self) -> str:
         """The parameters in words."""
-        named = ", ".join(map(str, self.parameters[:3])) + (", ..." if self.count > 3 else "")
-        what = "parameter" if self.count == 1 else f"{self.count:,} parameters"
+        count = self.seen.count
+        named = ", ".join(self.seen.parameters[:3]) + (", ..." if count > 3 else "")
+        what = "parameter" if count == 1 else f"{count:,} parameters"
         return f"{what} ({named})" if named else "parameters"
 
     @property
     def scaler(self) -> str:
         """Adds what the scaler does where torch has switched a region off."""
-        return ", and so is the GradScaler" if self.scaler_is_off else ""
+        return ", and so is the GradScaler" if self.seen.scaler_is_off else ""
+
+    @property
+    def kept(self) -> str:
+        """Adds which line made of scaled gradients what is used iterations later."""
+        return f" {self.seen.kept_by} made it of scaled gradients in an earlier iteration." if self.seen.kept_by else ""
 
     @property
     def ran(self) -> str:
@@ -95,13 +102,14 @@ class WithoutEffect(Reason):
 
 
 def without_effect(text: str) -> Callable[[Occurrence], str]:
-    """The sentence of a cause from a text that names fields of what was ``seen``."""
+    """The sentence of a cause from a text for `filled_in`."""
     return lambda occurrence: filled_in(text, occurrence.reason)
 
 
 def filled_in(text: str, reason: Reason) -> str:
-    """A text that may name fields of what was ``seen``, a `WithoutEffect`."""
-    return text.format(seen=reason if isinstance(reason, WithoutEffect) else WithoutEffect())
+    """A text that may name fields of what was ``seen``, and what a `MistakeSeen` has ``told`` of it."""
+    told = reason if isinstance(reason, MistakeSeen) else MistakeSeen()
+    return text.format(seen=told.seen, told=told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,28 +132,21 @@ def _half_state(op: Executed) -> Match | None:
 
 
 def _half_parameters(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    if isinstance(reason, StandsStill):
-        return reason.in_words
-    if isinstance(reason, UpdatesLost):
-        return updates_lost(reason)
-    if isinstance(reason, HalfState):
-        made = f"{occurrence.op_in_words} made a number that is not finite in it"
-        return f"The optimizer computes in {reason.dtype}, and {made}."
-    if isinstance(reason, BecameHalf):
+    seen = occurrence.reason.seen if isinstance(occurrence.reason, MistakeSeen) else NO_EVIDENCE
+    if seen.cast:
         return (
-            f"{reason.parameters:,} of the optimizer's {reason.of:,} parameters with gradients were not float16 at "
+            f"{seen.half:,} of the optimizer's {seen.of:,} parameters with gradients were not float16 at "
             "the step before, and are now: something in between cast them, as .half() or .to(dtype) does with "
             "every module that holds them. A GradScaler cannot unscale float16 gradients."
         )
-    return (
+    return occurrence.reason.explanation(occurrence) or (
         "The parameters themselves are float16, so their gradients are too, and a GradScaler cannot unscale those. "
         "Autocast wants float32 parameters and casts them op by op."
     )
 
 
 def _against_half_parameters(occurrence: Occurrence) -> tuple[Remedy, ...]:
-    if isinstance(occurrence.reason, BecameHalf):
+    if isinstance(occurrence.reason, MistakeSeen) and occurrence.reason.seen.cast:
         text = "Cast a copy for what needs half precision (a validation, an export), or run the model under autocast."
         return (cause_entry.advice(cause_entry.BEFORE, text, "pipeline = copy.deepcopy(model).to(torch.float16)"),)
     text = "Keep the parameters in float32 and let autocast choose the precision of each op."
@@ -153,32 +154,16 @@ def _against_half_parameters(occurrence: Occurrence) -> tuple[Remedy, ...]:
     return (cause_entry.advice(cause_entry.BEFORE, text, code, Change.FP32),)
 
 
-def _schedule_runs_ahead(occurrence: Occurrence) -> str:
-    reason = occurrence.reason
-    moved, ahead = "The scheduler stepped", "the schedule advances without training."
-    if isinstance(reason, LearningRateMoved):
-        if not reason.steps:
-            ahead = "the schedule is ahead of the training, which has not moved a recorded learning rate."
-        else:
-            moved = f"The learning rate moved on {'once' if reason.steps == 1 else f'{reason.steps:,} times'}"
-            few = "" if reason.matters else ", too few to matter"
-            ahead = f"the schedule is {reason.steps:,} of {reason.of:,} steps ahead of the training{few}."
-    return f"{moved} although the optimizer step before had been skipped: {ahead}"
-
-
 def _scaler_starts_afresh(occurrence: Occurrence) -> str:
     reason = occurrence.reason
-    if isinstance(reason, ScaleForgotten) and reason.starts is not None:
+    if isinstance(reason, MistakeSeen) and reason.seen.optimizer_steps:
         return (
-            f"A new scaler took over without the old one's state: it starts at {in_words(reason.starts)} where "
-            f"the run had come to {in_words(reason.was)}, and has to find its place a second time."
-        )
-    if isinstance(reason, OptimizerRestored):
-        return (
-            f"The optimizer was restored after {reason.steps:,} steps, but the scaler starts afresh and "
+            f"The optimizer was restored after {reason.seen.optimizer_steps:,} steps, but the scaler starts afresh and "
             "loses steps to calibrate a second time."
         )
-    return "The optimizer goes on where it was, but its scaler starts afresh and has to find its place a second time."
+    return reason.explanation(occurrence) or (
+        "The optimizer goes on where it was, but its scaler starts afresh and has to find its place a second time."
+    )
 
 
 _ONCE_A_STEP = in_loop(
@@ -328,7 +313,7 @@ ENTRIES = (
     UsageEntry(
         cause=Cause.MISUSE_SCHEDULER_ORDER,
         correct="The learning rate stands still when a step is skipped",
-        sentence=_schedule_runs_ahead,
+        sentence=f"The scheduler stepped {_AFTER_SKIP}: the schedule advances without training.",
         remedies=(
             in_loop(
                 text="Step the scheduler only when the optimizer stepped: the scale drops when it did not.",
@@ -400,7 +385,7 @@ ENTRIES = (
         cause=Cause.RANKS_NOT_REDUCED,
         correct="A model is wrapped when it has the parameters that it is trained with",
         sentence=without_effect(
-            "DistributedDataParallel was built with other parameters than the model's {seen.whose}, so backward does "
+            "DistributedDataParallel was built with other parameters than the model's {told.whose}, so backward does "
             "not reduce their gradients of {seen.ranks:,} ranks: each rank trains on its own data alone, and their "
             "weights part. The parameters were put there after the model was wrapped, as conversions, new layers and "
             "moves to another device do."

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ampscope.analysis.causes import cause_entry
 from ampscope.analysis.results import Remedy
-from ampscope.trace.vocabulary import MistakeForm
+from ampscope.trace.vocabulary import MistakeForm, Severity
 
 
 def in_loop(text: str, code: str) -> Remedy:
@@ -65,9 +65,10 @@ UNSCALE_FIRST = in_loop(
 class FormEntry:
     """Holds what is known of one form of misuse of the scaler or of autocast."""
 
-    sentence: str = ""  #: may name what was ``seen``, a `WithoutEffect`; empty: that of its cause
+    sentence: str = ""  #: a text for `filled_in`; empty: that of its cause
     fix: Remedy | None = None  #: None: those of its cause
     refused: bool = False  #: torch refuses it with an error, which ends the loop
+    severity: Severity | None = None  #: where it is milder than its cause usually is
 
 
 FORMS: dict[MistakeForm, FormEntry] = {
@@ -89,7 +90,7 @@ FORMS: dict[MistakeForm, FormEntry] = {
     MistakeForm.LOSS_OF_SCALED_GRADIENTS: FormEntry(
         sentence=(
             "This loss is computed from gradients of a scaled loss that were not unscaled, so its weight grows with "
-            "the loss scale."
+            "the loss scale.{told.kept}"
         ),
         fix=in_loop(
             text="Unscale the gradients before they enter the loss.",
@@ -99,9 +100,19 @@ FORMS: dict[MistakeForm, FormEntry] = {
     MistakeForm.DECISION_ON_SCALED: FormEntry(
         sentence=(
             "What is compared here is computed from gradients that still carry the loss scale, so the threshold means "
-            "something else whenever the scale moves."
+            "something else whenever the scale moves.{told.kept}"
         ),
         fix=UNSCALE_FIRST,
+    ),
+    MistakeForm.KEPT_OF_SCALED: FormEntry(
+        sentence=(
+            "What this line uses was computed from gradients that still carried the loss scale, so it is another value "
+            "whenever the scale moves; what it is used for does not carry the scale.{told.kept}"
+        ),
+        fix=in_loop(
+            text="Unscale first, then compute of the gradients what is kept or used later.",
+            code="scaler.unscale_(optimizer)\naverage.update(grad_norm(model))  # not before\nscaler.step(optimizer)",
+        ),
     ),
     MistakeForm.UNSCALE_EACH_MICROBATCH: FormEntry(
         sentence=(
@@ -197,7 +208,7 @@ FORMS: dict[MistakeForm, FormEntry] = {
     MistakeForm.NO_SCALER: FormEntry(),
     MistakeForm.ALL_FROZEN: FormEntry(
         sentence=(
-            "All of the optimizer's {seen.whose} have requires_grad=False, so its first {seen.attempts:,} steps moved "
+            "All of the optimizer's {told.whose} have requires_grad=False, so its first {seen.attempts:,} steps moved "
             "nothing."
         ),
         fix=in_loop(
@@ -208,7 +219,7 @@ FORMS: dict[MistakeForm, FormEntry] = {
     ),
     MistakeForm.NO_GRADIENT: FormEntry(
         sentence=(
-            "No gradient reached the optimizer's {seen.whose} in its first {seen.attempts:,} steps: the loss has no "
+            "No gradient reached the optimizer's {told.whose} in its first {seen.attempts:,} steps: the loss has no "
             "history that leads to them. detach(), .data, .item(), NumPy or torch.no_grad() on the way cuts it off."
         ),
         fix=in_loop(
@@ -219,7 +230,7 @@ FORMS: dict[MistakeForm, FormEntry] = {
     ),
     MistakeForm.GRADIENTS_ZEROED: FormEntry(
         sentence=(
-            "Backward gives the optimizer's {seen.whose} gradients, but they are zero or gone when it steps, in its "
+            "Backward gives the optimizer's {told.whose} gradients, but they are zero or gone when it steps, in its "
             "first {seen.attempts:,} steps: a line between backward and the step clears them, or multiplies them by "
             "zero, as 1 / norm does if the norm is infinite."
         ),
@@ -231,7 +242,7 @@ FORMS: dict[MistakeForm, FormEntry] = {
     ),
     MistakeForm.OTHER_PARAMETERS: FormEntry(
         sentence=(
-            "The optimizer that steps holds other parameters than the watched model's {seen.whose}: backward gives "
+            "The optimizer that steps holds other parameters than the watched model's {told.whose}: backward gives "
             "gradients to the model's, and the optimizer's own have none. It was made for a copy of the model, or "
             "before the model got its present parameters."
         ),
@@ -242,13 +253,13 @@ FORMS: dict[MistakeForm, FormEntry] = {
     ),
     MistakeForm.ZERO_GRADIENTS: FormEntry(
         sentence=(
-            "Every gradient of the optimizer's {seen.whose} was exactly zero in its first {seen.attempts:,} steps, as "
+            "Every gradient of the optimizer's {told.whose} was exactly zero in its first {seen.attempts:,} steps, as "
             "backward gave it: the loss does not depend on them, or is multiplied by zero."
         ),
     ),
     MistakeForm.ROUNDED_AWAY: FormEntry(
         sentence=(
-            "The optimizer's {seen.whose} get gradients, and after {seen.attempts:,} steps all of them are as they "
+            "The optimizer's {told.whose} get gradients, and after {seen.attempts:,} steps all of them are as they "
             "were, to the last bit: the updates are so small that adding them changes nothing."
         ),
         fix=in_loop(
@@ -263,23 +274,36 @@ FORMS: dict[MistakeForm, FormEntry] = {
             code="print(scheduler.get_last_lr())",
         ),
     ),
+    MistakeForm.CAST_AND_BACK: FormEntry(
+        sentence=(
+            "This line casts {seen.half:,} of {seen.of:,} parameters that are trained to {seen.dtype}, and training "
+            "goes on with them after they were cast back: what the updates before had changed by less than a spacing "
+            "of {seen.dtype} is lost."
+        ),
+        fix=in_loop(
+            text="Cast a copy for what needs half precision (a validation, an export), or run the model under "
+            "autocast.",
+            code="pipeline = copy.deepcopy(model).to(torch.float16)",
+        ),
+        severity=Severity.WARNING,
+    ),
     MistakeForm.AUTOCAST_SWITCHED_OFF: FormEntry(
         sentence=(
-            "The autocast region is for CUDA, which is not available: torch has switched the region off{seen.scaler}. "
-            "{seen.ran}"
+            "The autocast region is for CUDA, which is not available: torch has switched the region off{told.scaler}. "
+            "{told.ran}"
         )
     ),
     MistakeForm.AUTOCAST_ELSEWHERE: FormEntry(
-        sentence="The autocast region is for {seen.device}; the model is on {seen.tensors}. {seen.ran}"
+        sentence="The autocast region is for {seen.device}; the model is on {seen.tensors}. {told.ran}"
     ),
     MistakeForm.AUTOCAST_OUTSIDE: FormEntry(
         sentence=(
             "No op of the model ran inside an autocast region that is on: there is none, it was made with "
-            "enabled=False, or it is left before the model is called. {seen.ran}"
+            "enabled=False, or it is left before the model is called. {told.ran}"
         )
     ),
     MistakeForm.AUTOCAST_FLOAT32: FormEntry(
-        sentence="Of what runs inside the autocast region autocast casts nothing. {seen.ran}",
+        sentence="Of what runs inside the autocast region autocast casts nothing. {told.ran}",
         fix=in_loop(
             text="Leave autocast and the scaler out: this model has nothing to gain.",
             code="loss = loss_fn(model(x), y)",

@@ -16,13 +16,13 @@ from ampscope.analysis.causes.unknown import InfiniteConstant
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.own_words import Program
 from ampscope.analysis.results import FormTried, Incident, Remedy
-from ampscope.analysis.rewriting.edit import joined
-from ampscope.analysis.rewriting.found_call import found_calls
-from ampscope.analysis.rewriting.names import is_number
-from ampscope.analysis.rewriting.program import first_settings, half
-from ampscope.analysis.rewriting.program.own_names import function_around, own_nodes
-from ampscope.analysis.rewriting.source_file import Found, HasPlace, statement_at
-from ampscope.analysis.rewriting.statement import dotted, statement
+from ampscope.cures.rewriting.edit import joined
+from ampscope.cures.rewriting.found_call import found_calls
+from ampscope.cures.rewriting.names import is_number
+from ampscope.cures.rewriting.program import first_settings, half
+from ampscope.cures.rewriting.program.own_names import function_around, own_nodes
+from ampscope.cures.rewriting.source_file import FoundStatement, HasPlace, statement_at
+from ampscope.cures.rewriting.statement import dotted, statement
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Change, Form, Phase, Trigger
 from ampscope.trace.vocabulary import Cause
@@ -53,7 +53,7 @@ def _is_scaled(node: ast.AST) -> bool:
     return any(is_number(side) or dotted(side).rpartition(".")[2].endswith(_SCALES) for side in sides)
 
 
-def _was_scaled(found: Found, factor: ast.expr) -> bool:
+def _was_scaled(found: FoundStatement, factor: ast.expr) -> bool:
     """Whether a name got a scaled value in its function, above the line."""
     tree, name = found.source.tree(), _tensor(factor)
     if tree is None or not name:

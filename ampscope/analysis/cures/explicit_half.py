@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ampscope.analysis import words
 from ampscope.analysis.results import CodeLine, Tried
-from ampscope.analysis.rewriting.forms.dtype_words import converted
 from ampscope.analysis.step_graph import StepGraph
+from ampscope.analysis.words import listed
+from ampscope.cures.rewriting.dtype_words import converted
 from ampscope.trace.dtypes import HALF_DTYPES
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ENTRY_NODES, LOSS_CODE, Cast, Change, Node, Phase, SiteRow, Table, Trial
@@ -89,7 +89,7 @@ def _value_name(site: SiteRow, weights: HalfWeights) -> str:
     if site.op != Node.INPUT:
         return site.name
     inside = [name for name in weights.parameters if name.rpartition(".")[0] == site.module]
-    return listed(inside) or site.name
+    return listed(inside, NAMED) or site.name
 
 
 def _half_inputs(graph: StepGraph, weights: HalfWeights) -> Iterator[str]:
@@ -156,12 +156,7 @@ def places(lines: Sequence[CodeLine]) -> str:
     """``the conversion to half precision at train.py:8``."""
     found = [line.place for line in lines]
     what = "the conversion" if len(found) == 1 else "the conversions"
-    return f"{what} to half precision at {listed(found)}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first `NAMED` of them, and how many more there are."""
-    return words.listed([*names[:NAMED], *([f"{len(names) - NAMED} more"] if len(names) > NAMED else [])])
+    return f"{what} to half precision at {listed(found, NAMED)}"
 
 
 def rewritten(lines: Sequence[CodeLine], dtype: str) -> str:

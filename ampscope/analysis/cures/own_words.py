@@ -7,26 +7,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ampscope.analysis.results import CodeLine, FormTried, SourceLine
-from ampscope.analysis.rewriting import Edit, rewritten
-from ampscope.analysis.rewriting.edit import diff_at, joined
-from ampscope.analysis.rewriting.forms import products
-from ampscope.analysis.rewriting.forms.dtype_words import converted
-from ampscope.analysis.rewriting.names import Scope
-from ampscope.analysis.rewriting.program import around_model_call, first_settings, half
-from ampscope.analysis.rewriting.program.earlier_value import (
-    EXPONENTIALS,
-    MEANS,
-    Named,
-    WrittenOut,
-    values_written_out,
-    written_out,
-)
-from ampscope.analysis.rewriting.source_file import HasPlace, path_below, source_file
-from ampscope.analysis.rewriting.statement import Statement, statement
-from ampscope.analysis.step_graph import source_of_line
+from ampscope.cures.rewriting.dtype_words import converted
+from ampscope.cures.rewriting.edit import diff_at, joined
+from ampscope.cures.rewriting.found_call import Asked
+from ampscope.cures.rewriting.program import around_model_call, first_settings, half
+from ampscope.cures.rewriting.source_file import HasPlace, path_below, source_file
+from ampscope.cures.rewritten_statement import diff_of_form, diff_of_forms
 from ampscope.trace.evidence import Evidence, ProgramLine, read
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import LOSS_CODE, Form, Table
+from ampscope.trace.schema import LOSS_CODE, Table
 
 
 class Program(NamedTuple):
@@ -42,7 +31,7 @@ def program_of(run: Run) -> Program:
     """The lines of a run's program, as its trace has them."""
     rows = [row for rank in run.ranks for row in run.rows(Table.INCIDENTS, rank=rank)]
     told = [each for row in rows for each in Evidence.of(row).called_from]
-    lines = {line: bool(each.autocast) for each in told if (line := source_of_line(each)) is not None}
+    lines = {line: bool(each.autocast) for each in told if (line := SourceLine.of(each)) is not None}
     tensors = {each.tensors for each in told} if len(lines) == 1 else set()
     return Program(
         watched_at=_line(run.manifest.configuration.get("watched_at")),
@@ -62,88 +51,30 @@ def changed_since(run: Run, file: str) -> SourceLine | None:
 
 
 def _line(told: Any) -> SourceLine | None:
-    return source_of_line(read(ProgramLine, told))
+    return SourceLine.of(read(ProgramLine, told))
 
 
 #: A module of one among several watched models: ``Generator[1].head``.
 _OF_SEVERAL = re.compile(r"\w+\[(\d+)\]\.?(.*)")
 
-#: Forms that take the place of a function and the probability that it reads, which may have a name.
-_OF_PROBABILITIES = frozenset({Form.LOG_SOFTMAX, Form.LOGSIGMOID, Form.WITH_LOGITS, Form.CROSS_ENTROPY})
-
 
 def of_form(tried: FormTried) -> str | None:
     """Another form of a call as a diff of the line that makes it; None where that line cannot be changed so."""
-    place = tried.source
-    if place is None or tried.form not in Form._value2member_map_:
-        return None
-    named: list[Named] = []
-
-    def write(code: str, row: int | None, scope: Scope | None) -> Edit | None:
-        found = _in_statement(tried, place, code, row, scope)
-        parsed = statement(code, row, scope) if found is None else None
-        other = _with_values(parsed, place, tried) if parsed is not None else None
-        if other is None:
-            return found
-        named[:] = other.named
-        found = _in_statement(tried, place, other.code, row, scope)
-        return found._replace(before=code, after=other.named_again(found.after)) if found is not None else None
-
-    found = diff_at(place, write)
-    if found is None and tried.form == Form.SCALE_FIRST:
-        return products.scale_first_above(place, tried.argument or 0)
-    if found is None and tried.form == Form.ZERO_INFINITY:
-        return first_settings.with_zero_infinity(place)
-    earlier = [_of_earlier(place.file, each) for each in named] if found is not None else []
-    return joined([found, *earlier]) if earlier else found
+    return diff_of_form(tried.source, tried.form, asked_of(tried)) if tried.source is not None else None
 
 
 def of_forms(tried: Sequence[FormTried]) -> str | None:
     """Other forms of several calls, of one line or of several, as one diff; None where one cannot be written."""
     places = [each.source for each in tried]
     place = places[0] if len(set(places)) == 1 and len(places) > 1 else None
-    if place is None or any(each.form not in Form._value2member_map_ for each in tried):
+    if place is None:
         return joined(list(map(of_form, tried)))
-
-    def write(code: str, row: int | None, scope: Scope | None) -> Edit | None:
-        after, imports = code, tuple[str, ...]()
-        for each in tried:
-            found = _in_statement(each, place, after, row, scope)
-            if found is None or found.first:
-                return None
-            after, imports = found.after, (*imports, *found.imports)
-        return Edit(code, after, imports)
-
-    return diff_at(place, write)
+    return diff_of_forms(place, [(each.form, asked_of(each)) for each in tried])
 
 
-def _in_statement(tried: FormTried, place: HasPlace, code: str, row: int | None, scope: Scope | None) -> Edit | None:
-    """A statement with another form of a call in it."""
-    return rewritten(
-        CodeLine(place.file, place.line, code),
-        Form(tried.form),
-        tried.call,
-        argument=tried.argument,
-        value=tried.value,
-        was=tried.was,
-        row=row,
-        scope=scope,
-    )
-
-
-def _with_values(parsed: Statement, place: HasPlace, tried: FormTried) -> WrittenOut | None:
-    """A statement with what it reads by name in the place of the name, where a form is about that."""
-    if tried.form == Form.CENTRED:
-        return values_written_out(parsed, place, MEANS)
-    if tried.form not in _OF_PROBABILITIES:
-        return None
-    found = written_out(parsed, place, tried.call.rpartition(".")[2])
-    by_hand = tried.form == Form.LOG_SOFTMAX and found is None
-    return values_written_out(parsed, place, EXPONENTIALS) if by_hand else found
-
-
-def _of_earlier(file: str, named: Named) -> str | None:
-    return diff_at(CodeLine(file, named.line, named.code), lambda *_: named.edit)
+def asked_of(tried: FormTried) -> Asked:
+    """The call that was given another form."""
+    return Asked(tried.call, tried.argument, tried.value, tried.was)
 
 
 def of_conversions(lines: Sequence[CodeLine], dtype: str) -> str | None:

@@ -15,34 +15,12 @@ from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.own_words import Program
 from ampscope.analysis.cures.trials import came_out, modules_in_words
 from ampscope.analysis.results import CodeLine, Incident, Remedy, Tried
-from ampscope.analysis.rewriting.edit import joined
-from ampscope.analysis.words import in_words
-from ampscope.trace.schema import LOSS_CODE, Change, Form, ReplayStatus, Trial, Trigger
+from ampscope.analysis.words import in_words, listed
+from ampscope.cures.catalogue import cure_form
+from ampscope.cures.rewriting.edit import joined
+from ampscope.trace.schema import LOSS_CODE, Change, ReplayStatus, Trial, Trigger
 from ampscope.trace.vocabulary import Cause
 
-#: Forms that are one piece of advice.
-_ALIKE = (
-    frozenset(
-        {
-            *(Form.LOG_SOFTMAX, Form.LOGSIGMOID, Form.WITH_LOGITS, Form.CROSS_ENTROPY, Form.LOGSUMEXP, Form.MAX_OFF),
-        }
-    ),
-    frozenset({Form.OPERAND_BOUND, Form.ADDED_EPS}),
-)
-#: What a remedy speaks for beside its own kind.
-_SPEAKS_FOR: dict[str, frozenset[Form]] = {
-    **{form: alike for alike in _ALIKE for form in alike},
-    Form.OPTIMIZER_EPS: frozenset({Form.OPTIMIZER_EPS, Form.CONSTANT, Form.OPERAND_BOUND}),
-}
-#: In which order forms of a failed call are tried: one that comes before the cure has found no place there.
-_ORDER = (
-    _ALIKE[0] | {Form.CENTRED},
-    frozenset({Form.CONSTANT}),
-    frozenset({Form.SCALE_FIRST}),
-    frozenset({Form.IN_FLOAT32}),
-    frozenset({Form.SAFE_WHERE, Form.KEPT_ROWS, Form.ZERO_INFINITY}),
-    _ALIKE[1],
-)
 _ENDED = "another form has cured the step before its turn came"
 
 
@@ -53,25 +31,15 @@ def beside(advice: Sequence[Remedy], proved: Sequence[Remedy]) -> Iterator[Remed
         advice: All of it.
         proved: What replays have tried.
     """
-    kinds = {kind for remedy in proved for kind in _alike(remedy.kind)}
+    kinds = {kind for remedy in proved for kind in (remedy.kind, *cure_form(remedy.kind).speaks_for)} - {""}
     known = {remedy.text for remedy in proved}
-    cured = max((_turn(each.kind) for each in proved if each.verified), default=-1)
+    cured = max((cure_form(each.kind).turn for each in proved if each.verified), default=-1)
     for remedy in advice:
         if remedy.text in known or remedy.kind in kinds:
             continue
-        if not 0 <= _turn(remedy.kind) < cured:  # else the records have shown no place for it
+        if not 0 <= cure_form(remedy.kind).turn < cured:  # else the records have shown no place for it
             had_a_turn = remedy.untried != cause_entry.CONVERTED
-            yield replace(remedy, untried=_ENDED) if had_a_turn and 0 <= cured < _turn(remedy.kind) else remedy
-
-
-def _alike(kind: str) -> frozenset[str]:
-    """The kinds of remedies that a replay of one speaks for."""
-    return _SPEAKS_FOR.get(kind, frozenset({kind} if kind else ()))
-
-
-def _turn(kind: str) -> int:
-    """When a form of a failed call is tried; -1 of all else."""
-    return next((turn for turn, alike in enumerate(_ORDER) if kind in alike), -1)
+            yield replace(remedy, untried=_ENDED) if had_a_turn and 0 <= cured < cure_form(remedy.kind).turn else remedy
 
 
 def keeping(modules: Sequence[str], half: Sequence[str]) -> str:
@@ -175,7 +143,7 @@ def _with_explicit(remedy: Remedy, dtype: str, lines: Sequence[CodeLine], half_v
         code = "\n".join(filter(None, (code, explicit_half.rewritten(lines, dtype))))
         diff = joined([diff, own_words.of_conversions(lines, dtype)]) if diff else None
     if half_values:
-        text += f" What is half precision by itself has to be {dtype} too: {explicit_half.listed(half_values)}."
+        text += f" What is half precision by itself has to be {dtype} too: {listed(half_values, explicit_half.NAMED)}."
     return replace(remedy, text=text, code=code, diff=diff)
 
 

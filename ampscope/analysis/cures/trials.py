@@ -10,7 +10,8 @@ from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.cures import other_forms
 from ampscope.analysis.cures.other_forms import is_of_growth
 from ampscope.analysis.results import CodeLine, FormTried, Incident, SourceLine, Tried
-from ampscope.analysis.words import listed, number, op_in_words
+from ampscope.analysis.words import capitalized, listed, op_in_words
+from ampscope.numerals import number
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import LOSS_CODE, Change, ReplayRow, Table, Trial, Trigger
 from ampscope.trace.vocabulary import LOSS_APART, TOGETHER, Cause
@@ -46,7 +47,7 @@ def in_words(incident: Incident) -> str:
     parts = [*(f"finite {cure}" for cure in cures), *(f"still not finite {fail}" for fail in fails)]
     doubts = dict.fromkeys(each.reason for each in tried if each.change == Change.NONE and each.reason)
     again = f"Run again, {_what(tried)} is {', '.join(parts)}." if parts else ""
-    return " ".join(filter(None, [again, *map(_sentence, doubts), _lowered_in_words(grew)]))
+    return " ".join(filter(None, [again, *(f"{capitalized(doubt)}." for doubt in doubts), _lowered_in_words(grew)]))
 
 
 def _lowered_in_words(tried: Sequence[Tried]) -> str:
@@ -79,10 +80,6 @@ def _agreed_in_words(tried: Sequence[Tried]) -> str:
     outcomes = {_changed(each): told.get(each.outcome) for each in tried if each.change != Change.FP32}
     parts = [f"{change} {what}" for change, what in outcomes.items() if what]
     return f"Run again, the step {', and '.join(parts)}." if parts else ""
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _later(steps: int) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
-from ampscope.analysis.causes.ranks import Parted
+from ampscope.analysis.causes.ranks import Apart, Shared
 from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.diagnosis.bad_state import with_writers
 from ampscope.analysis.diagnosis.examined import Examined
 from ampscope.analysis.diagnosis.examiner import Examiner
+from ampscope.analysis.diagnosis.incident_at import incident_at
 from ampscope.analysis.overview.bad_steps import (
-    BadStep,
+    BadAttempt,
     Sighting,
     World,
     bad_steps,
@@ -21,7 +21,7 @@ from ampscope.analysis.overview.bad_steps import (
     steps_by_rank,
     written_steps,
 )
-from ampscope.analysis.overview.replicas import Apart, Shared, replicas
+from ampscope.analysis.overview.replicas import replicas
 from ampscope.analysis.results import Incident, WrittenBy
 from ampscope.analysis.tables.step_history import histories
 from ampscope.analysis.words import ranks_in_words
@@ -65,7 +65,7 @@ class _Examiners:
         self._seen: dict[tuple[int, str, int, int | None], int] = {}  # the latest step of each
         self._examined = 0
 
-    def of_step(self, bad: BadStep) -> Iterator[tuple[Sighting, list[Examined]]]:
+    def of_step(self, bad: BadAttempt) -> Iterator[tuple[Sighting, list[Examined]]]:
         """Yields each rank's incidents at one bad step; very many like ones are summed up from a few."""
         alike: dict[tuple[int, str, int, int | None], int] = {}
         for one in bad.origins:
@@ -95,7 +95,7 @@ class _Examiners:
         return self._by_rank[rank]
 
 
-def _of_step(bad: BadStep, examiners: _Examiners, world: World) -> Iterator[Examined]:
+def _of_step(bad: BadAttempt, examiners: _Examiners, world: World) -> Iterator[Examined]:
     if not bad.origins:
         yield examiners.not_from_here(bad.received[0], _elsewhere(bad, world))
         return
@@ -143,7 +143,7 @@ def _may_be_received(one: Sighting, examined: Sequence[Examined]) -> bool:
     return one.trigger == Trigger.NONFINITE_GRADIENT and not by_itself
 
 
-def _elsewhere(bad: BadStep, world: World) -> str:
+def _elsewhere(bad: BadAttempt, world: World) -> str:
     cleared = ranks_in_words([one.rank for one in bad.received])
     came_out = f"what {cleared} of {world.size:,} computed came out finite when it was run again"
     if bad.unheard:
@@ -165,26 +165,12 @@ def apart_replicas(run: Run) -> list[Incident]:
 def _incident(apart: Apart) -> Incident:
     cause = Cause.REPLICA_APART
     undecided = apart.is_split and apart.what is Shared.GRAD_NORM
-    reason = Parted(
-        what=apart.what,
-        step=apart.step,
-        steps=apart.steps,
-        ranks=apart.ranks,
-        others=apart.others,
-        value=apart.value,
-        expected=apart.expected,
-        parameter=apart.parameter,
-        agreed_at=apart.agreed_at,
-    )
-    return Incident(
-        step=apart.step,
+    incident = incident_at(cause, apart.step, Phase.OPTIMIZER, told=Occurrence(reason=apart), rank=apart.ranks[0])
+    return replace(
+        incident,
         last_step=apart.last_step,
         count=apart.steps,
-        severity=Severity.WARNING if undecided else CATALOGUE[cause].severity,
-        cause=cause,
-        phase=Phase.OPTIMIZER,
-        explanation=explanation(cause, Occurrence(reason=reason)),
-        remedies=remedies(cause, reason=reason),
-        rank=apart.ranks[0],
+        severity=Severity.WARNING if undecided else incident.severity,
+        remedies=remedies(cause, reason=apart),
         also_on=apart.ranks[1:],
     )

@@ -38,7 +38,7 @@ BLOWN_UP = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class LossCourse:
     """The steps around one that stands out, without those that were skipped or whose loss went with the disk budget."""
 
     step: int
@@ -50,7 +50,7 @@ class Course:
     norms_after: FloatArray  #: and of all after it
 
     @staticmethod
-    def of(history: History, step: int) -> Course | None:
+    def of(history: History, step: int) -> LossCourse | None:
         """The course around ``step``; None where the step, or all before it, is not in the trace."""
         place = int(np.searchsorted(history.step, step))
         counts = ~(history.skipped | history.thinned)
@@ -58,7 +58,7 @@ class Course:
         if place >= history.step.size or history.step[place] != step or not before.size:
             return None
         after = place + 1 + np.flatnonzero(counts[place + 1 :])
-        return Course(
+        return LossCourse(
             step=step,
             before=history.loss[before],
             at=float(history.loss[place]),

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
+from ampscope.analysis.causes.catalogue import explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.causes.outside import CameIn
 from ampscope.analysis.causes.recognition import Recognised, recognise
-from ampscope.analysis.causes.state import AverageHeld, FollowerHeld, StandsStill, TurnedBad, WeightHeld
+from ampscope.analysis.causes.state import AverageHeld, FollowerHeld, TurnedBad, WeightHeld
 from ampscope.analysis.diagnosis.examined import Examined
-from ampscope.analysis.results import Incident, WrittenBy
-from ampscope.analysis.step_graph import StepGraph, module_of_update, source_line, source_of_line
-from ampscope.analysis.words import number, op_in_words
+from ampscope.analysis.diagnosis.incident_at import incident_at
+from ampscope.analysis.results import Incident, SourceLine, WrittenBy
+from ampscope.analysis.step_graph import StepGraph, module_of_update
+from ampscope.analysis.words import capitalized, op_in_words
+from ampscope.numerals import number
 from ampscope.provenance import Origin, origins
 from ampscope.trace.dtypes import HALF_DTYPES
 from ampscope.trace.evidence import Evidence, LostUpdates
-from ampscope.trace.schema import ENTRY_NODES, IncidentRow, Looked, Node, Phase, SiteRow, StateKind, Trial, Trigger
+from ampscope.trace.schema import ENTRY_NODES, IncidentRow, Node, Phase, SiteRow, StateKind, Trial, Trigger
 from ampscope.trace.vocabulary import Cause, Severity
 
 _CAUSES: dict[str, Cause] = {
@@ -35,31 +37,18 @@ def state_found(row: IncidentRow) -> TurnedBad | None:
     if not known:
         return None
     first = min(known, key=lambda each: (each.bad_at, list(_CAUSES).index(StateKind(each.kind))))
-    return TurnedBad(
-        kind=first.kind,
-        name=first.name,
-        owner=first.owner,
-        module=first.module,
-        dtype=first.dtype,
-        nan=first.nan,
-        inf=first.inf,
-        numel=first.numel,
-        finite_at=first.finite_at,
-        bad_at=first.bad_at,
-        when=first.when or Looked.AFTER,
-        others=len(known) - 1,
-    )
+    return TurnedBad(seen=first, others=len(known) - 1)
 
 
 def examined_state(row: IncidentRow, reason: TurnedBad, graph: StepGraph) -> Examined:
     """The incident of state that was found bad after a step, with the op of the optimizer where it is known."""
-    cause, found = _CAUSES[reason.kind], None
-    wanted = {Node.STATE_AFTER: reason.key, Node.WEIGHT_AFTER: reason.name}
+    cause, found = _CAUSES[reason.seen.kind], None
+    wanted = {Node.STATE_AFTER: reason.key, Node.WEIGHT_AFTER: reason.seen.name}
     for origin in origins(graph):
         sink = graph.site(origin.sink)
         if wanted.get(Node(sink.op)) == sink.name and graph.site(origin.seq).op not in ENTRY_NODES:
             found = recognise(graph, origin)
-            if reason.kind == StateKind.WEIGHT and found.cause is not Cause.UNKNOWN:
+            if reason.seen.kind == StateKind.WEIGHT and found.cause is not Cause.UNKNOWN:
                 cause = found.cause
             return _located(_state_incident(row, reason, graph.rank, cause), reason, graph, found)
     return Examined(_state_incident(row, reason, graph.rank, cause), reason)
@@ -70,39 +59,28 @@ def _located(incident: Incident, reason: TurnedBad, graph: StepGraph, found: Rec
     largest = max((abs(each.statistics.max) for each in inputs if each.statistics.max is not None), default=None)
     of = f", of finite operands of at most {number(largest)}" if largest is not None else ""
     told = incident.explanation
-    if incident.cause is not _CAUSES[reason.kind]:
+    if incident.cause is not _CAUSES[reason.seen.kind]:
         told = f"{explanation(incident.cause, Occurrence(op=site.op, reason=found.reason))} {reason.in_words}"
     located = replace(
         incident,
         op=site.op,
         module=module_of_update(graph, found.seq),
-        source=source_line(site),
+        source=SourceLine.of(site),
         inputs=inputs,
         outputs=graph.results(found.seq),
         path=graph.path((found.seq,)),
         traced=graph.source,
-        explanation=f"{told} {op_in_words(site.op)[:1].upper()}{op_in_words(site.op)[1:]} gave it{of}, when the "
+        explanation=f"{told} {capitalized(op_in_words(site.op))} gave it{of}, when the "
         "optimizer's step was run again on copies.",
     )
-    return Examined(located, reason if incident.cause is _CAUSES[reason.kind] else found.reason)
+    return Examined(located, reason if incident.cause is _CAUSES[reason.seen.kind] else found.reason)
 
 
 def _state_incident(row: IncidentRow, reason: TurnedBad, rank: int, cause: Cause) -> Incident:
-    written_by_optimizer = reason.kind in (StateKind.SETTING, StateKind.OPTIMIZER, StateKind.WEIGHT)
-    return Incident(
-        step=reason.bad_at,
-        last_step=reason.bad_at,
-        severity=CATALOGUE[cause].severity,
-        cause=cause,
-        phase=Phase.OPTIMIZER if written_by_optimizer else Phase.FORWARD,
-        module=reason.module,
-        replay=row.replay,
-        replay_reason=row.replay_reason,
-        trigger=row.trigger,
-        tripped=row.bad_params,
-        explanation=explanation(cause, Occurrence(module=reason.module, reason=reason)),
-        rank=rank,
-    )
+    written_by_optimizer = reason.seen.kind in (StateKind.SETTING, StateKind.OPTIMIZER, StateKind.WEIGHT)
+    phase = Phase.OPTIMIZER if written_by_optimizer else Phase.FORWARD
+    told = Occurrence(module=reason.seen.module, reason=reason)
+    return incident_at(cause, reason.seen.bad_at, phase, told=told, row=row, rank=rank)
 
 
 def without_consequences(examined: Iterable[Examined]) -> Iterator[Examined]:
@@ -119,8 +97,8 @@ def without_consequences(examined: Iterable[Examined]) -> Iterator[Examined]:
 
 
 def _is_explained(rank: int, reason: TurnedBad, errors: Iterable[tuple[int, int]]) -> bool:
-    since = -1 if reason.finite_at is None else reason.finite_at
-    return any(where == rank and since < step <= reason.bad_at for where, step in errors)
+    since = -1 if reason.seen.finite_at is None else reason.seen.finite_at
+    return any(where == rank and since < step <= reason.seen.bad_at for where, step in errors)
 
 
 # -- buffers that stand still -----------------------------------------------------------------------------------------
@@ -129,50 +107,19 @@ def _is_explained(rank: int, reason: TurnedBad, errors: Iterable[tuple[int, int]
 def still_found(row: IncidentRow) -> list[FollowerHeld]:
     """The buffers that were found to stand still; none for an incident of another kind."""
     evidence = Evidence.of(row)
-    return [
-        FollowerHeld(
-            name=each.name,
-            dtype=each.dtype,
-            since=each.since,
-            last=each.last,
-            share=each.share,
-            value=each.value,
-            off_by=each.off_by,
-            is_buffer=evidence.source is None,
-        )
-        for each in evidence.still
-    ]
+    return [FollowerHeld(seen=each, is_buffer=evidence.source is None) for each in evidence.still]
 
 
 def examined_still(row: IncidentRow, reason: FollowerHeld, graph: StepGraph) -> Examined:
     """The incident of a buffer that stands still, with the op that writes it."""
     between = Evidence.of(row).source is not None
     narrow = Cause.STAGNATION if between else Cause.HALF_PARAMS
-    cause = Cause.BF16_PRECISION if reason.dtype == "bfloat16" else narrow
-    seq = _op_that_wrote(graph, reason.name)
-    site = graph.site(seq) if seq is not None else None
-    module = reason.name.rpartition(".")[0]
-    incident = Incident(
-        step=reason.since,
-        last_step=reason.last,
-        severity=CATALOGUE[cause].severity,
-        cause=cause,
-        phase=Phase.OPTIMIZER if between else Phase.FORWARD,
-        op=site.op if site is not None else "",
-        module=module,
-        module_type=site.module_type if site is not None and site.module == module else "",
-        source=source_line(site) if site is not None else None,
-        inputs=graph.operands(seq) if seq is not None else (),
-        outputs=graph.results(seq) if seq is not None else (),
-        path=graph.path((seq,)) if seq is not None else (),
-        replay=row.replay,
-        replay_reason=row.replay_reason,
-        traced=graph.source if seq is not None else "",
-        trigger=row.trigger,
-        explanation=explanation(cause, Occurrence(op=site.op if site else "", module=module, reason=reason)),
-        rank=graph.rank,
-    )
-    return Examined(incident, reason)
+    cause = Cause.BF16_PRECISION if reason.seen.dtype == "bfloat16" else narrow
+    seq = _op_that_wrote(graph, reason.seen.name)
+    phase = Phase.OPTIMIZER if between else Phase.FORWARD
+    told = Occurrence(module=reason.seen.name.rpartition(".")[0], reason=reason)
+    incident = incident_at(cause, reason.seen.since, phase, told=told, row=row, graph=graph, seq=seq)
+    return Examined(replace(incident, last_step=reason.seen.last), reason)
 
 
 def _op_that_wrote(graph: StepGraph, name: str) -> int | None:
@@ -197,37 +144,17 @@ def examined_held(row: IncidentRow, rank: int) -> Examined:
     """
     evidence = Evidence.of(row)
     first = max(evidence.held, key=_lost, default=LostUpdates())
-    reason = _reason(first, others=(evidence.count or len(evidence.held)) - 1)
-    cause = Cause.BF16_PRECISION if reason.dtype == "bfloat16" else Cause.HALF_PARAMS
-    module = first.owner.rpartition(".")[0]
-    incident = Incident(
-        step=reason.since,
-        last_step=reason.last,
-        severity=CATALOGUE[cause].severity,
-        cause=cause,
-        phase=Phase.OPTIMIZER,
-        module=module,
-        replay=row.replay,
-        replay_reason=row.replay_reason,
-        trigger=row.trigger,
-        tripped=row.bad_params,
-        explanation=explanation(cause, Occurrence(module=module, reason=reason)),
-        rank=rank,
-    )
-    return Examined(incident, reason)
+    held = AverageHeld if first.kind == StateKind.OPTIMIZER else WeightHeld
+    reason = held(seen=first, others=(evidence.count or len(evidence.held)) - 1)
+    cause = Cause.BF16_PRECISION if first.dtype == "bfloat16" else Cause.HALF_PARAMS
+    told = Occurrence(module=first.owner.rpartition(".")[0], reason=reason)
+    incident = incident_at(cause, first.since, Phase.OPTIMIZER, told=told, row=row, rank=rank)
+    return Examined(replace(incident, last_step=first.last), reason)
 
 
 def _lost(found: LostUpdates) -> float:
     """Returns how far a tensor is from where it should be, in spacings of its dtype."""
     return found.off_by / (found.spacing or 1.0)
-
-
-def _reason(found: LostUpdates, *, others: int) -> StandsStill:
-    names = ("name", "dtype", "share", "value", "off_by", "update", "spacing", "since", "last", "looks")
-    common = {name: getattr(found, name) for name in names}
-    if found.kind == StateKind.OPTIMIZER:
-        return AverageHeld(owner=found.owner, others=others, **common)
-    return WeightHeld(others=others, **common)
 
 
 #: Nodes that stand for what later steps find there.
@@ -265,6 +192,9 @@ def with_writers(found: Sequence[Examined]) -> list[Examined]:
             readers.setdefault(found.index(wrote), each.incident)
     for place, came_to in begun.items():
         linked[place] = _with_what_came_of_it(found[place], came_to)
+        for first, each in enumerate(found):
+            if linked[first] is each and _is_unheard(each, came_to) and _writer(each, writers) is None:
+                linked[first] = _as_first_step(found[place], each.incident)
     steps = {(found[place].incident.rank, found[place].incident.step) for place in begun}
     return [
         each if place in begun else each._replace(incident=_read_by(each, readers.get(place)))
@@ -279,6 +209,19 @@ def _is_read_in(steps: Collection[tuple[int, int]], read: Examined) -> bool:
     """Whether one of some steps, by rank and number, read what it had computed, as far as any writer is known."""
     came_in = isinstance(read.reason, CameIn) and read.reason.carried and read.incident.written_by is None
     return came_in and (read.incident.rank, read.incident.step) in steps
+
+
+def _is_unheard(first: Examined, later: Incident) -> bool:
+    """Whether a run's first step was given, at one line, what a later one had computed: before it, nobody listens."""
+    incident, reason = first.incident, first.reason
+    same = (incident.rank, incident.module, incident.source) == (later.rank, later.module, later.source)
+    at_start = isinstance(reason, CameIn) and reason.at_start
+    return at_start and same and incident.source is not None and incident.step < later.step
+
+
+def _as_first_step(wrote: Examined, first: Incident) -> Examined:
+    at = replace(wrote.incident, step=first.step, last_step=first.step)
+    return _with_what_came_of_it(wrote._replace(incident=at, leaves=frozenset()), first)
 
 
 def _is_of_the_step(read: Incident, wrote: Incident) -> bool:
@@ -357,7 +300,7 @@ def as_write(row: IncidentRow, examined: Examined) -> Examined:
     if row.trigger != Trigger.NONFINITE_CARRIED or not known.carried:
         return examined
     if examined.incident.source is None:
-        examined = examined._replace(incident=replace(examined.incident, source=source_of_line(known.source)))
+        examined = examined._replace(incident=replace(examined.incident, source=SourceLine.of(known.source)))
     wide = known.in_float32 == Trial.FINITE if known.in_float32 in (Trial.FINITE, Trial.NONFINITE) else None
     leaves, matters = examined.leaves | frozenset(known.carried), known.remains or known.read
     return examined._replace(leaves=leaves, remains=known.remains, matters=matters, wide=wide)

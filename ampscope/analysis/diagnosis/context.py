@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 
 from ampscope.analysis.arrays import FloatArray
-from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Match, Occurrence
 from ampscope.analysis.causes.outside import ChangedSince, Raised
 from ampscope.analysis.causes.overflow import Literal, LossGrew, ScaleInLoop
 from ampscope.analysis.causes.recognition import Recognised
 from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.diagnosis.examined import Examined
-from ampscope.analysis.results import Incident, Operand, Tried
+from ampscope.analysis.diagnosis.incident_at import incident_at
+from ampscope.analysis.results import Operand, SourceLine, Tried
 from ampscope.analysis.scale.scaler_course import SkipRun, Skips
-from ampscope.analysis.step_graph import SecondRun, public_phase, source_of_line
+from ampscope.analysis.step_graph import SecondRun
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import How
 from ampscope.trace.evidence import Evidence, RaisedError
@@ -35,22 +35,12 @@ def raised(row: IncidentRow, rank: int) -> Examined:
     """
     call = Evidence.of(row).exception or RaisedError()
     cause, reason = _cause(call)
-    incident = Incident(
-        step=row.step,
-        last_step=row.step,
-        severity=CATALOGUE[cause].severity,
-        cause=cause,
-        phase=public_phase(call.phase),
-        op=call.op,
-        module=call.module,
+    told = Occurrence(op=call.op, module=call.module, reason=reason)
+    incident = replace(
+        incident_at(cause, row.step, call.phase, told=told, row=row, rank=rank),
         module_type=call.module_type,
-        source=source_of_line(call),
+        source=SourceLine.of(call),
         inputs=(Operand(role="input 0", dtype=call.dtype, shape=""),) if call.dtype else (),
-        replay=row.replay,
-        replay_reason=row.replay_reason,
-        trigger=row.trigger,
-        explanation=explanation(cause, Occurrence(op=call.op, reason=reason)),
-        rank=rank,
     )
     return Examined(incident, reason)
 
@@ -65,9 +55,7 @@ def led_to_error(examined: Examined, row: IncidentRow) -> Examined:
 def _cause(call: RaisedError) -> Match:
     if call.does_not_fit and call.value is not None:
         return Match(Cause.LITERAL_OVERFLOW, Literal(value=call.value, dtype=call.dtype, refused=True))
-    without = call.parameters, call.frozen, call.foreign
-    said = Raised(error=call.error, message=call.message, without_gradient=without if call.parameters else None)
-    return Match(Cause.LITERAL_OVERFLOW if call.does_not_fit else Cause.EXCEPTION, said)
+    return Match(Cause.LITERAL_OVERFLOW if call.does_not_fit else Cause.EXCEPTION, Raised(call=call))
 
 
 #: A loss that rose at each of the last steps, by this factor in all, is running away.
@@ -188,7 +176,7 @@ class Context:
         A skip that could not be run again is harmless where a smaller scale was all that the next steps took.
         """
         if row.replay == ReplayStatus.NOT_REPRODUCED:
-            return Cause.COMPILED_ONLY if _is_compiled(row) and not _varies(tried) else Cause.UNKNOWN
+            return Cause.COMPILED_ONLY if Evidence.of(row).compiled and not _varies(tried) else Cause.UNKNOWN
         if row.replay == ReplayStatus.UNAVAILABLE and row.scale is not None:
             run = self.calibration(row)
             return run.benign_cause if run is not None and run.recovered else Cause.UNKNOWN
@@ -217,7 +205,7 @@ def _of_one_time(row: IncidentRow, found: Recognised, tried: Sequence[Tried], tw
     """
     if _varies(tried):
         return replace(found, cause=Cause.UNKNOWN, reason=NOT_THE_SAME_TWICE, masked=False)
-    if _is_compiled(row):
+    if Evidence.of(row).compiled:
         return replace(found, cause=Cause.COMPILED_ONLY, reason=NOTHING_MORE, masked=False)
     if twice is None or twice.how is not How.RESULT:
         missing = twice.missing if twice is not None else "how it first ran was not traced"
@@ -231,7 +219,3 @@ def _varies(tried: Sequence[Tried]) -> bool:
     """Whether the step does not come out the same twice when it is run again: then nothing proves anything."""
     again = [each for each in tried if each.change == Change.NONE]
     return any(each.reason == NOT_DETERMINISTIC or each.outcome == Trial.NONFINITE for each in again)
-
-
-def _is_compiled(row: IncidentRow) -> bool:
-    return Evidence.of(row).compiled

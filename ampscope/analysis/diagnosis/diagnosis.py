@@ -6,13 +6,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
-from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.cures.own_words import program_of
 from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.diagnosis.across_ranks import apart_replicas, examined_incidents
 from ampscope.analysis.diagnosis.bad_state import without_consequences
 from ampscope.analysis.diagnosis.examined import merged
+from ampscope.analysis.diagnosis.incident_at import incident_at
 from ampscope.analysis.diagnosis.loss_spikes import led_there, spikes
 from ampscope.analysis.diagnosis.risks import risks
 from ampscope.analysis.diagnosis.run_summary import checked, not_looked_at, recording_gaps, summary, unobserved
@@ -24,7 +23,7 @@ from ampscope.analysis.overview.rank_lives import ranks_in_numbers, ranks_story
 from ampscope.analysis.overview.replicas import replicas
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo, ScaleHealth, SourceLine
 from ampscope.analysis.scale.health import healths
-from ampscope.analysis.step_graph import Sites, StepGraph, public_phase, source_line
+from ampscope.analysis.step_graph import SiteTable, StepGraph
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.analysis.tables.traced_steps import first_traced_steps, only_recorded
 from ampscope.analysis.usage.findings import findings, loop_steps, resumed_scalers
@@ -33,7 +32,7 @@ from ampscope.provenance import Harmless, harmless_births
 from ampscope.trace.read.find import told_name
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.read.table_queries import Chosen
-from ampscope.trace.schema import ENTRY_NODES, Phase, Source, Trigger, execution_of
+from ampscope.trace.schema import ENTRY_NODES, Node, Phase, ReplayStatus, Source, Trigger, execution_of
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 
 
@@ -50,13 +49,11 @@ def scale_incidents(
 
 
 def _scale_incident(health: ScaleHealth, history: History) -> Incident:
-    return Incident(
-        step=health.first_step,
+    return replace(
+        incident_at(Cause.SCALE_OVERFLOW, health.first_step, Phase.BACKWARD),
         last_step=health.last_step,
         count=int(history.skipped[history.step >= health.first_step].sum()) or 1,
         severity=health.severity,
-        cause=Cause.SCALE_OVERFLOW,
-        phase=Phase.BACKWARD,
         trigger=Trigger.NONFINITE_GRADIENT,
         explanation=health.explanation,
         remedies=health.remedies or remedies(Cause.SCALE_OVERFLOW),
@@ -74,7 +71,7 @@ _CAUSES = {
 }
 
 
-def harmless_values(run: Run, sites: Sites, failures: Iterable[Incident] = ()) -> list[Incident]:
+def harmless_values(run: Run, sites: SiteTable, failures: Iterable[Incident] = ()) -> list[Incident]:
     """Masks, masked values and metrics that are not finite, as incidents of severity ``info``.
 
     Args:
@@ -100,24 +97,7 @@ def _place(incident: Incident) -> tuple[str, str, SourceLine | None]:
 
 
 def _incident(graph: StepGraph, seq: int, cause: Cause) -> Incident:
-    site = graph.place(seq)
-    op = graph.site(seq).op
-    return Incident(
-        step=graph.step,
-        last_step=graph.step,
-        severity=CATALOGUE[cause].severity,
-        cause=cause,
-        phase=public_phase(site.phase),
-        op=op,
-        module=site.module,
-        module_type=site.module_type,
-        source=source_line(site),
-        inputs=graph.operands(seq),
-        outputs=graph.results(seq),
-        traced=graph.source,
-        explanation=explanation(cause, Occurrence(op=op)),
-        rank=graph.rank,
-    )
+    return replace(incident_at(cause, graph.step, graph=graph, seq=seq, site=graph.place(seq)), path=())
 
 
 def diagnose(run: Run | str | os.PathLike[str], *, engine: Chosen = "duckdb") -> Diagnosis:
@@ -155,7 +135,7 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
     world = world_of(run)
     sampled = sampled_rank(run, world)
     history = histories(run, sampled)
-    sites = Sites(run, sampled)
+    sites = SiteTable(run, sampled)
     examined = merged(without_consequences(examined_incidents(run, world)), program_of(run))
     lost = any(each.trigger == Trigger.LOST_GRADIENT for each in examined)
     held = frozenset(name for each in examined if each.trigger == Trigger.UPDATES_LOST for name in each.tripped)
@@ -263,7 +243,25 @@ def _primary(incidents: Sequence[Incident], mistakes: Sequence[Finding]) -> Inci
     entries: list[Incident | Finding] = [*blamed, *incidents]
     matter = [entry for entry in entries if entry.severity is not Severity.INFO]
     order = {Severity.ERROR: 0, Severity.WARNING: 1}
-    return min(matter, key=lambda each: (order[each.severity], *_due(each), each.rank), default=None)
+    chosen = sorted(matter, key=lambda each: (order[each.severity], *_due(each), each.rank))
+    first = next(iter(chosen), None)
+    return next((each for each in chosen if _explains(each, first)), first)
+
+
+def _explains(entry: Incident | Finding, first: Incident | Finding | None) -> bool:
+    """Whether a later step that failed alike has an origin, and an earlier one none.
+
+    That one could not be run again, or was given what the loop had computed while nobody followed it. An op that made a
+    bad value of finite operands did not meet what the earlier one may have left.
+    """
+    if not isinstance(first, Incident) or not isinstance(entry, Incident) or first.cause is not Cause.UNKNOWN:
+        return False
+    known = bool(entry.op) and entry.cause is not Cause.UNKNOWN and entry.op not in ENTRY_NODES
+    alike = known and entry.trigger == first.trigger and entry.severity is first.severity
+    if first.op == Node.INPUT:
+        return alike and entry.traced.startswith(Source.WRITE)
+    unseen = not first.op and first.replay == ReplayStatus.UNAVAILABLE
+    return alike and unseen and first.trigger == Trigger.NONFINITE_GRADIENT
 
 
 def _holds(run: Run, mistake: Finding) -> bool:

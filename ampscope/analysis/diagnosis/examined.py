@@ -13,8 +13,8 @@ from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.own_words import Program
 from ampscope.analysis.cures.remedies import is_tried_by_replays, remedies, why_untried
 from ampscope.analysis.results import Incident, Remedy
-from ampscope.analysis.rewriting.program import half
 from ampscope.analysis.usage.loop_edits import clipped
+from ampscope.cures.rewriting.program import half
 from ampscope.trace.schema import Change, Form, Trigger
 from ampscope.trace.vocabulary import Cause
 
@@ -40,9 +40,8 @@ class Examined(NamedTuple):
     reason: Reason = NOTHING_MORE
     explicit: ExplicitHalf = ExplicitHalf()
     leaves: frozenset[str] = frozenset()  #: buffers and carried tensors that the step was the first to leave not finite
-    remains: bool = (
-        False  #: what it left of the model's own state was so when the run ended, whether it was read or not
-    )
+    #: what it left of the model's own state was so when the run ended, whether it was read or not
+    remains: bool = False
     matters: bool = True  #: whether it is one though no other incident comes of it
     wide: bool | None = None  #: what it left is finite where the same calls ran in float32; None: not tried
     steps: frozenset[int] = frozenset()  #: of all its occurrences, where there is more than one

@@ -26,6 +26,7 @@ from ampscope.analysis.diagnosis.bad_state import (
 )
 from ampscope.analysis.diagnosis.context import Context, led_to_error, raised, why_unknown
 from ampscope.analysis.diagnosis.examined import Examined
+from ampscope.analysis.diagnosis.incident_at import incident_at
 from ampscope.analysis.diagnosis.silent_failures import (
     as_cast_before,
     as_hidden,
@@ -33,10 +34,11 @@ from ampscope.analysis.diagnosis.silent_failures import (
     lost_gradient,
     origins_of,
 )
+from ampscope.analysis.diagnosis.unheard_operands import perhaps_made
 from ampscope.analysis.op_facts import Executed
 from ampscope.analysis.overview.bad_steps import Sighting
 from ampscope.analysis.results import Incident, PathNode, Tried
-from ampscope.analysis.step_graph import Sites, StepGraph, second_run, source_line
+from ampscope.analysis.step_graph import SiteTable, StepGraph, second_run
 from ampscope.analysis.tables.lazy_tables import IncidentRows
 from ampscope.analysis.tables.step_history import History
 from ampscope.provenance import Origin
@@ -57,7 +59,7 @@ class Examiner:
         self._rank = rank
         self._history = history
         self._context = Context(history)
-        self._sites = Sites(run, rank)
+        self._sites = SiteTable(run, rank)
         self._rows = IncidentRows(run, rank)
         self._tried = trials.of_run(run, rank)
         self._half_weights = half_weights(run, rank)
@@ -179,7 +181,7 @@ class Examiner:
         path = origin.path if found.seq == origin.seq else (found.seq, *origin.path)
         incident = replace(_incident(row, graph, found, explicit, tried), path=graph.path(path))
         incident = as_hidden(row, graph, origin, incident)
-        return Examined(incident, found.reason, explicit)
+        return perhaps_made(row, Examined(incident, found.reason, explicit))
 
     def _explicit_half(self, graph: StepGraph, found: Recognised, tried: Sequence[Tried]) -> ExplicitHalf:
         """The half precision that the code asks for itself, where precision is what failed."""
@@ -218,52 +220,32 @@ class Examiner:
         lead = "It was lost on the way to the other ranks" if lost else "The origin is not known"
         advice = (wider_reduction(by_hook=bool(lost.hook)),) if lost else ()
         reason = Observed(sentence=f"{lead}: {why}.", advice=advice)
-        incident = Incident(
-            step=row.step,
-            last_step=row.step,
-            severity=CATALOGUE[cause].severity,
-            cause=cause,
-            phase=Phase.FORWARD if row.trigger == Trigger.NONFINITE_LOSS else Phase.BACKWARD,
-            replay=row.replay,
-            replay_reason=row.replay_reason,
-            tried=self._tried.get((row.step, row.optimizer), ()),
-            trigger=row.trigger,
-            tripped=row.bad_params,
-            explanation=explanation(cause, Occurrence(reason=reason)),
-            rank=self._rank,
-        )
-        return Examined(incident, reason)
+        phase = Phase.FORWARD if row.trigger == Trigger.NONFINITE_LOSS else Phase.BACKWARD
+        incident = incident_at(cause, row.step, phase, told=Occurrence(reason=reason), row=row, rank=self._rank)
+        return Examined(replace(incident, tried=self._tried.get((row.step, row.optimizer), ())), reason)
 
 
 def _incident(
     row: IncidentRow, graph: StepGraph, found: Recognised, explicit: ExplicitHalf, tried: tuple[Tried, ...]
 ) -> Incident:
     came_in = found.cause is Cause.BAD_INPUT
+    told = Occurrence(
+        op=Node.INPUT if came_in else "",
+        module=parameters_module(graph, found),
+        reason=found.reason,
+        masked=found.masked,
+    )
     site = graph.place(found.seq) if came_in else graph.site(found.seq)
-    op = Node.INPUT if came_in else site.op
-    occurrence = Occurrence(op=op, reason=found.reason, masked=found.masked)
-    return Incident(
-        step=row.step,
-        last_step=row.step,
-        severity=CATALOGUE[found.cause].severity,
-        cause=found.cause,
-        phase=Phase.FORWARD if found.phase == Phase.LOSS else found.phase,
-        op=op,
-        module=parameters_module(graph, found) or site.module,
-        module_type=graph.type_of(parameters_module(graph, found)) or graph.module_type(site),
-        source=source_line(site),
-        inputs=graph.operands(found.seq),
-        outputs=graph.results(found.seq),
+    incident = incident_at(
+        found.cause, row.step, found.phase, told=told, row=row, graph=graph, seq=found.seq, site=site
+    )
+    return replace(
+        incident,
+        module_type=incident.module_type or graph.module_type(site),
         lost=_lost(graph, found),
-        replay=row.replay,
-        replay_reason=row.replay_reason,
-        traced=graph.source,
         fp32_ok=trials.fp32_ok(tried) if graph.half else False,
         tried=tried,
-        trigger=row.trigger,
-        tripped=row.bad_params,
-        explanation=explanation(found.cause, occurrence) + explicit_half.in_words(explicit),
-        rank=graph.rank,
+        explanation=incident.explanation + explicit_half.in_words(explicit),
     )
 
 

@@ -22,8 +22,8 @@ from ampscope.analysis.diagnosis.fleet_results import (
     UnreadableRun,
 )
 from ampscope.analysis.diagnosis.fleet_steps import MOST_COLLAPSES, StepSums, collapses, lost_steps, step_sums, window
-from ampscope.analysis.results import Diagnosis, Finding, Incident
-from ampscope.analysis.tables.lazy_tables import collect_groups
+from ampscope.analysis.results import Finding, Incident
+from ampscope.analysis.tables.lazy_tables import collect_rows
 from ampscope.errors import AmpscopeError, RunError
 from ampscope.trace.fleet_tables import FleetTables
 from ampscope.trace.location import location
@@ -71,23 +71,17 @@ def verdict_of(run: Path) -> RunVerdict:
         return RunVerdict(verdict=UNREADABLE, problem=str(error))
     items: tuple[Incident | Finding, ...] = (*found.incidents, *found.findings)
     told = tuple(_told(each) for each in items if each.severity != Severity.INFO)
-    return RunVerdict(verdict=found.verdict.value, primary=_primary(found), told=told)
+    primary = found.primary.cause if found.primary is not None else None
+    return RunVerdict(verdict=found.verdict.value, primary=primary, told=told)
 
 
-def _asked(runs: Sequence[Path]) -> Iterable[RunVerdict]:
+def _asked(runs: Sequence[Path]) -> Iterator[RunVerdict]:
     workers = min(os.cpu_count() or 1, len(runs))
     if len(runs) < _FEW or workers < 2:
-        return map(verdict_of, runs)
-    return _in_processes(runs, workers)
-
-
-def _in_processes(runs: Sequence[Path], workers: int) -> Iterator[RunVerdict]:
+        yield from map(verdict_of, runs)
+        return
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield from pool.map(verdict_of, runs, chunksize=4)
-
-
-def _primary(found: Diagnosis) -> Cause | None:
-    return found.primary.cause if found.primary is not None else None
 
 
 def _told(item: Incident | Finding) -> ToldCause:
@@ -187,12 +181,8 @@ def _manifests(runs: Sequence[Path]) -> tuple[dict[Path, Manifest], dict[Path, s
 
 
 def _recorded(tables: FleetTables) -> list[Path]:
-    rows = [row for table in (Table.INCIDENTS, Table.FINDINGS) for row in _runs_of(tables, table)]
-    return sorted({location(run) for run in rows})
-
-
-def _runs_of(tables: FleetTables, table: Table) -> list[str]:
-    return [run for run, _ in collect_groups(tables.table(table), "run, count(*) AS rows", "run")]
+    both = [tables.table(each) for each in (Table.INCIDENTS, Table.FINDINGS)]
+    return sorted({location(run) for table in both for run, _ in collect_rows(table, "run, count(*) AS rows", "run")})
 
 
 def _verdict_counts(found: Mapping[Path, RunVerdict], runs: int) -> dict[str, int]:

@@ -89,7 +89,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class RateChange:
     """How often something occurred in the runs that began in the window, and in those of the window before it."""
 
     kind: str  #: ``cause``, or a kind of `GroupCount`, of which the problems are counted
@@ -119,7 +119,7 @@ class Window:
     ends: float  #: when the newest run of the fleet began
     runs: int
     runs_before: int
-    changes: tuple[Change, ...] = ()  #: the farthest from what chance makes first
+    changes: tuple[RateChange, ...] = ()  #: the farthest from what chance makes first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ampscope.analysis.diagnosis.fleet_results import Change, Collapse, Lost, RunVerdict, Window
+from ampscope.analysis.diagnosis.fleet_results import Collapse, Lost, RateChange, RunVerdict, Window
 from ampscope.analysis.scale.scaler_course import CALIBRATION_STEPS, LOWEST_USEFUL_SCALE
-from ampscope.analysis.tables.lazy_tables import collect_groups
+from ampscope.analysis.tables.lazy_tables import collect_rows
 from ampscope.trace.fleet_tables import FleetTables
 from ampscope.trace.location import location
 from ampscope.trace.manifest import Manifest
@@ -49,7 +49,7 @@ class StepSums(NamedTuple):
 
 def step_sums(tables: FleetTables) -> list[StepSums]:
     """The sums of all runs that can be read, by run, rank and optimizer."""
-    return sorted(StepSums(*row) for row in collect_groups(tables.table(Table.STEPS), _SUMS, _KEY))
+    return sorted(StepSums(*row) for row in collect_rows(tables.table(Table.STEPS), _SUMS, _KEY))
 
 
 def lost_steps(sums: Iterable[StepSums], manifests: Mapping[Path, Manifest]) -> Lost:
@@ -162,8 +162,8 @@ def _problems(
     return found
 
 
-def _change(kind: str, name: str, before: tuple[int, int], now: tuple[int, int]) -> Change:
-    return Change(
+def _change(kind: str, name: str, before: tuple[int, int], now: tuple[int, int]) -> RateChange:
+    return RateChange(
         kind=kind,
         name=name,
         runs_before=before[0],

@@ -14,7 +14,8 @@ from ampscope.analysis.diagnosis.gate_limits import Limits
 from ampscope.analysis.precision.ranges.measured import measured_places
 from ampscope.analysis.precision.ranges.ranges import RangeRow, range_row
 from ampscope.analysis.results import Diagnosis, SourceLine
-from ampscope.analysis.words import number, place_in_words
+from ampscope.analysis.words import place_in_words
+from ampscope.numerals import number
 from ampscope.trace.read.run import Run
 from ampscope.trace.vocabulary import Verdict
 
@@ -40,7 +41,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class LimitCheck:
     """One limit, and how the run stands to it."""
 
     limit: Limit
@@ -60,7 +61,7 @@ class Gate:
 
     schema: int = JSON_SCHEMA
     outcome: Outcome
-    checks: tuple[Check, ...]
+    checks: tuple[LimitCheck, ...]
     baseline: str = ""  #: the folder of the run that it was held against
     diagnosis: Diagnosis
 
@@ -185,7 +186,7 @@ class _Measured:
         )
 
 
-def _checks(now: _Measured, before: _Measured | None, limits: Limits) -> Iterator[Check]:
+def _checks(now: _Measured, before: _Measured | None, limits: Limits) -> Iterator[LimitCheck]:
     yield _verdict(now.told, strict=limits.strict)
     if limits.max_skipped is not None:
         yield _skipped(now.skipped, limits.max_skipped, before.skipped if before is not None else None)
@@ -195,12 +196,12 @@ def _checks(now: _Measured, before: _Measured | None, limits: Limits) -> Iterato
         yield _headroom(now.headrooms, limits.min_headroom, before.headrooms if before is not None else None)
 
 
-def _verdict(told: Diagnosis, *, strict: bool) -> Check:
+def _verdict(told: Diagnosis, *, strict: bool) -> LimitCheck:
     outcome = _OF_VERDICTS[told.verdict]
     if told.verdict is Verdict.AT_RISK and (strict or told.unobserved):
         outcome = Outcome.FAILED if strict else Outcome.NOT_KNOWN
     primary = told.primary
-    return Check(
+    return LimitCheck(
         limit=Limit.VERDICT,
         outcome=outcome,
         text=told.summary,
@@ -210,13 +211,13 @@ def _verdict(told: Diagnosis, *, strict: bool) -> Check:
     )
 
 
-def _skipped(now: _Skipped, allowed: float, before: _Skipped | None) -> Check:
+def _skipped(now: _Skipped, allowed: float, before: _Skipped | None) -> LimitCheck:
     if now.share is None:
         text, outcome = "The run made no optimizer step, so none could be skipped.", Outcome.NOT_KNOWN
     else:
         outcome = Outcome.PASSED if now.share <= allowed else Outcome.FAILED
         text = f"{now.lost:,} of {now.of:,} steps were skipped after the loss scale had found its place."
-    return Check(
+    return LimitCheck(
         limit=Limit.MAX_SKIPPED,
         outcome=outcome,
         text=text,
@@ -226,7 +227,7 @@ def _skipped(now: _Skipped, allowed: float, before: _Skipped | None) -> Check:
     )
 
 
-def _overflow(now: Headrooms, before: Headrooms | None) -> Check:
+def _overflow(now: Headrooms, before: Headrooms | None) -> LimitCheck:
     known = before.overflowed if before is not None else ()
     new = list(new_overflows(now.overflowed, known))
     worst = max(new, key=lambda row: row.overflowed, default=None)
@@ -240,7 +241,7 @@ def _overflow(now: Headrooms, before: Headrooms | None) -> Check:
     else:
         outcome = Outcome.PASSED
         text = "No op overflowed in the recorded steps" + (" that did not in the baseline." if known else ".")
-    check = Check(
+    check = LimitCheck(
         limit=Limit.NO_NEW_OVERFLOW,
         outcome=outcome,
         text=text,
@@ -251,7 +252,7 @@ def _overflow(now: Headrooms, before: Headrooms | None) -> Check:
     return _at(check, worst)
 
 
-def _headroom(now: Headrooms, allowed: float, before: Headrooms | None) -> Check:
+def _headroom(now: Headrooms, allowed: float, before: Headrooms | None) -> LimitCheck:
     closest = now.overflowed[0] if now.overflowed else now.closest
     bits = _bits(now)
     if closest is None or bits is None:
@@ -260,7 +261,7 @@ def _headroom(now: Headrooms, allowed: float, before: Headrooms | None) -> Check
         outcome = Outcome.PASSED if bits >= allowed else Outcome.FAILED
         text = f"{_place(closest)} comes closest: {number(bits)} factors of two below overflow in {closest.dtype}."
         text = text if bits else _overflowed(closest)
-    check = Check(
+    check = LimitCheck(
         limit=Limit.MIN_HEADROOM,
         outcome=outcome,
         text=text,
@@ -277,7 +278,7 @@ def _bits(found: Headrooms) -> float | None:
     return found.closest.headroom_bits if found.closest is not None else None
 
 
-def _at(check: Check, row: RangeRow | None) -> Check:
+def _at(check: LimitCheck, row: RangeRow | None) -> LimitCheck:
     return check if row is None else replace(check, module=row.module, op=row.op, source=row.source)
 
 

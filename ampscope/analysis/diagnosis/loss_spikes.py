@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ampscope.analysis.arrays import FloatArray
-from ampscope.analysis.causes.catalogue import explanation
 from ampscope.analysis.causes.cause_entry import Occurrence
 from ampscope.analysis.causes.harmless import FarOut, Rise, Since, Spiked
 from ampscope.analysis.cures.remedies import remedies
-from ampscope.analysis.diagnosis.around_spikes import AFTER, FAR_OUT, RECENT, Course
+from ampscope.analysis.diagnosis.around_spikes import AFTER, FAR_OUT, RECENT, LossCourse
+from ampscope.analysis.diagnosis.incident_at import incident_at
 from ampscope.analysis.results import Incident
-from ampscope.analysis.step_graph import Sites, StepGraph, public_phase, source_line
+from ampscope.analysis.step_graph import SiteTable, StepGraph
 from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.tables.traced_steps import traced_steps
-from ampscope.analysis.words import number
+from ampscope.numerals import number
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, EventKind, Node, Phase, Source, Table, source_of
 from ampscope.trace.schema.tables import details
@@ -43,15 +43,22 @@ class Risen(NamedTuple):
     is_input: bool
     fact: Rise
 
+    def incident(self, reason: Spiked) -> Incident:
+        """Returns the spike that is placed here."""
+        site = self.graph.place(self.seq)
+        op, phase = (Node.INPUT, Phase.FORWARD) if self.is_input else ("", "")
+        told = Occurrence(op=op, reason=reason)
+        return incident_at(Cause.SPIKE, self.graph.step, phase, told=told, graph=self.graph, seq=self.seq, site=site)
 
-class Compared(NamedTuple):
+
+class SpikeComparison(NamedTuple):
     """A step that was run again, and a good one before it that was traced as it ran."""
 
     good: StepGraph
     now: StepGraph
 
 
-def compared(run: Run, sites: Sites, step: int, optimizer: int) -> Compared | None:
+def compared(run: Run, sites: SiteTable, step: int, optimizer: int) -> SpikeComparison | None:
     """A step and a good one; None where nothing to compare with was traced.
 
     Args:
@@ -66,10 +73,10 @@ def compared(run: Run, sites: Sites, step: int, optimizer: int) -> Compared | No
     if good is None:
         return None
     now = StepGraph(run, sites, step, source_of(Source.REPLAY, optimizer))
-    return Compared(StepGraph(run, sites, good, live), now) if now.outputs else None
+    return SpikeComparison(StepGraph(run, sites, good, live), now) if now.outputs else None
 
 
-def since(history: History, step: int, graphs: Compared | None) -> Since:
+def since(history: History, step: int, graphs: SpikeComparison | None) -> Since:
     """Finds what is otherwise than in the step before, and than in a good step that was traced.
 
     Args:
@@ -111,7 +118,7 @@ def _rows(graph: StepGraph) -> int | None:
     return int(first) if first.isdigit() else None
 
 
-def risen(graphs: Compared, history: History | None) -> Risen | None:
+def risen(graphs: SpikeComparison, history: History | None) -> Risen | None:
     """Finds where the values of a step, which was run again, first rose above those of a good one.
 
     Args:
@@ -119,7 +126,7 @@ def risen(graphs: Compared, history: History | None) -> Risen | None:
         history: The steps of their optimizer.
     """
     now, good = graphs.now, graphs.good.step
-    same_scale = history is not None and _scale(history, good) == _scale(history, now.step)
+    same_scale = history is not None and repr(history.scale_at(good)) == repr(history.scale_at(now.step))
     sizes = _sizes(graphs.good)
     grown: dict[int, float] = {}
     for key, (seq, size) in _numbered(now):
@@ -135,12 +142,6 @@ def risen(graphs: Compared, history: History | None) -> Risen | None:
         if grown[seq] >= RISEN and (is_input or (operands and known)):
             return Risen(now, seq, is_input, Rise(site.op, site.name, site.module, size, before, good))
     return None
-
-
-def _scale(history: History, step: int) -> float | None:
-    """The loss scale of a step; None without a scaler."""
-    found = history.scale[history.step == step]
-    return float(found[0]) if found.size and found[0] == found[0] else None
 
 
 def _sizes(graph: StepGraph) -> dict[_Key, float]:
@@ -169,7 +170,7 @@ def _numbered(graph: StepGraph) -> list[tuple[_Key, tuple[int, float]]]:
 ENORMOUS = 100.0
 
 
-def spikes(run: Run, sites: Sites, history: Mapping[int, History], failures: Sequence[Incident]) -> list[Incident]:
+def spikes(run: Run, sites: SiteTable, history: Mapping[int, History], failures: Sequence[Incident]) -> list[Incident]:
     """Each spike that the training did not get over, as a warning; those that it did together as one note.
 
     A gradient norm that has not come back is a warning, or a note where something accounts for it. Where nothing is
@@ -236,14 +237,14 @@ class _Judge:
     """Judges a spike by the rest of its run."""
 
     run: Run
-    sites: Sites
+    sites: SiteTable
     history: Mapping[int, History]
     bad_steps: Sequence[int]  #: that were not finite, in order
 
     def judged(self, seen: Spiked, optimizer: int) -> Incident | None:
         """The incident that a spike is; None where it is not known what became of the training."""
         history = self.history.get(optimizer)
-        course = Course.of(history, seen.step) if history is not None else None
+        course = LossCourse.of(history, seen.step) if history is not None else None
         if history is None or course is None:
             return None
         # The losses of several optimizers move against each other: what is usual there, nobody knows.
@@ -263,23 +264,23 @@ class _Judge:
         rise = found.fact if found is not None else None
         lasts = bool(out.size) and not marked
         reason = replace(seen, outcome=outcome, rise=rise, since=changed, lasting=lasts)
-        incident = Incident(
-            step=seen.step,
+        if found is None:
+            phase = Phase.BACKWARD if seen.by_gradients else Phase.FORWARD
+            told = Occurrence(module=seen.main_parameter.rpartition(".")[0], reason=reason)
+            incident = incident_at(Cause.SPIKE, seen.step, phase, told=told, rank=self.sites.rank)
+        else:
+            incident = found.incident(reason)
+        return replace(
+            incident,
             last_step=int(history.step[-1]) if out.size else seen.step,
             count=out.size + 1,
             severity=Severity.WARNING if warned else Severity.INFO,
-            cause=Cause.SPIKE,
-            phase=Phase.BACKWARD if seen.by_gradients else Phase.FORWARD,
-            module=seen.main_parameter.rpartition(".")[0],
-            explanation=explanation(Cause.SPIKE, Occurrence(reason=reason)),
             remedies=remedies(Cause.SPIKE, reason=reason) if warned else (),
-            rank=self.sites.rank,
             lasting=bool(out.size),
         )
-        return _placed(incident, found) if found is not None else incident
 
 
-def left_a_mark(seen: Spiked, course: Course, bad_steps: Sequence[int], *, came_in_larger: bool) -> bool:
+def left_a_mark(seen: Spiked, course: LossCourse, bad_steps: Sequence[int], *, came_in_larger: bool) -> bool:
     """Whether a spike, and nothing else that is known, put the training back.
 
     What all batches are like from then on (a curriculum, another task) raises the loss of the step itself as it raises
@@ -310,7 +311,7 @@ def _was_enormous(seen: Spiked) -> bool:
     return norm is not None and seen.stepped is not None and seen.stepped >= ENORMOUS * norm.highest
 
 
-def _outcome(course: Course, bad_steps: Sequence[int]) -> str:
+def _outcome(course: LossCourse, bad_steps: Sequence[int]) -> str:
     end = course.ended_at(bad_steps)
     if end is not None:
         return f"The training did not get over it: step {end:,} was not finite any more."
@@ -321,7 +322,7 @@ def _outcome(course: Course, bad_steps: Sequence[int]) -> str:
     return f"The loss stayed up: {number(after)} in the steps after it, {number(before)} in those before."
 
 
-def _lasting(course: Course, out: FloatArray) -> str:
+def _lasting(course: LossCourse, out: FloatArray) -> str:
     """Says that a gradient norm did not come back, and what the loss did."""
     middle, steps = float(np.median(out)), course.norms_after.size
     many = f"all {steps:,}" if out.size == steps else f"{out.size:,} of the {steps:,}"
@@ -334,27 +335,10 @@ def _lasting(course: Course, out: FloatArray) -> str:
     return told + (now if np.isfinite([latest, recent]).all() else "")
 
 
-def _back(course: Course) -> str:
+def _back(course: LossCourse) -> str:
     """Names what has come back to what it had been: the loss at least, or nothing is said."""
     norm, told = course.norm_back, f"The loss came back to {number(course.loss_back or 0.0)}"
     if norm is None and course.norms.size and course.norms_after.size:
         highest, latest = number(course.norms.max()), number(float(np.median(course.norms_after[-RECENT:])))
         return f"{told}; the gradient norm, at most {highest} before, is {latest} in the latest steps."
     return f"{told}{f' and the gradient norm to {number(norm)}' if norm is not None else ''}. The training got over it."
-
-
-def _placed(incident: Incident, found: Risen) -> Incident:
-    graph, seq = found.graph, found.seq
-    site = graph.place(seq)
-    return replace(
-        incident,
-        phase=Phase.FORWARD if found.is_input else public_phase(site.phase),
-        op=str(Node.INPUT) if found.is_input else site.op,
-        module=site.module,
-        module_type=graph.module_type(site),
-        source=source_line(site),
-        inputs=graph.operands(seq),
-        outputs=graph.results(seq),
-        path=graph.path((seq,)),
-        traced=graph.source,
-    )

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ampscope.analysis.causes.ahead import Moving, Near, OutsideWindow
-from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
 from ampscope.analysis.causes.cause_entry import Occurrence, Reason
 from ampscope.analysis.cures.remedies import remedies
+from ampscope.analysis.diagnosis.incident_at import incident_at
 from ampscope.analysis.precision.ranges.measured import NEAR_BITS, MeasuredPlace, MeasuredRun, measured_places
 from ampscope.analysis.precision.ranges.places import EACH_SCALE, place_of
 from ampscope.analysis.results import Incident
 from ampscope.analysis.scale.window import LEAST_LOOKS, MOSTLY
-from ampscope.analysis.step_graph import Sites, StepGraph, public_phase, source_line
-from ampscope.analysis.tables.lazy_tables import collect_expressions, rank_table
+from ampscope.analysis.step_graph import SiteTable, StepGraph
+from ampscope.analysis.tables.lazy_tables import collect_rows
 from ampscope.analysis.tables.step_history import History
 from ampscope.forecast import Forecast, forecast_fall
 from ampscope.provenance.large_values import cannot_harm, is_meant, magnitude
@@ -56,7 +56,7 @@ class Warnings:
     """Makes warnings of what was measured on one rank."""
 
     run: Run
-    sites: Sites
+    sites: SiteTable
     measured: MeasuredRun
 
     def graph(self, seen: MeasuredPlace, step: int | None = None) -> StepGraph:
@@ -88,23 +88,12 @@ class Warnings:
         site = graph.place(seq) if seq is not None else None
         place, ahead = seen.place, seen.forecast
         told = Occurrence(op=place.op, name=place.name, module=place.module, reason=reason)
-        return Incident(
-            step=graph.step,
-            last_step=graph.step,
-            severity=CATALOGUE[cause].severity,
-            cause=cause,
-            phase=public_phase(place.phase),
-            op=place.op,
-            module=place.module,
-            module_type=graph.module_type(site) if site is not None else "",
-            source=source_line(site) if site is not None else place.source,
-            inputs=graph.operands(seq) if seq is not None else (),
-            outputs=graph.results(seq) if seq is not None else (),
-            path=graph.path((seq,)) if seq is not None else (),
+        incident = incident_at(cause, graph.step, place.phase, told=told, graph=graph, seq=seq, site=site)
+        return replace(
+            incident,
+            source=incident.source if seq is not None else place.source,
             traced=graph.source,
-            explanation=explanation(cause, told),
             remedies=remedies(cause, op=place.op, module=place.module, reason=reason),
-            rank=self.sites.rank,
             headroom_bits=headroom,
             forecast_step=ahead.step if ahead is not None else None,
             forecast_low=ahead.low if ahead is not None else None,
@@ -166,9 +155,8 @@ def scale_window(make: Warnings, history: Mapping[int, History]) -> Incident | N
     step = _newest_measured(make)
     if step is None or 0 not in history:
         return None
-    scale = _scale_at(history[0], step)
-    spread = _spread(make, step)
-    if scale is None or spread is None or spread.share < MOSTLY:
+    scale, spread = history[0].scale_at(step), _spread(make, step)
+    if not 0 < scale < math.inf or spread is None or spread.share < MOSTLY:
         return None
     high = scale * 2.0 ** math.floor(math.log2(_HALF.max / spread.largest))
     low = scale * 2.0 ** (_HALF.normal - spread.low_end)
@@ -195,21 +183,15 @@ def _has_fallen(seen: MeasuredPlace, history: History, missing: float) -> bool:
     return is_learnt(history, seen.course[0][0], seen.course[-1][0], fallen)
 
 
-def _scale_at(history: History, step: int) -> float | None:
-    """The loss scale that a step ran with; None without one that can be."""
-    found = history.scale[history.step == step]
-    return float(found[0]) if found.size and math.isfinite(found[0]) and found[0] > 0 else None
-
-
 def _newest_measured(make: Warnings) -> int | None:
     """The newest step with full statistics of its gradients, among the newest that a course is drawn through."""
     live = source_of(Source.LIVE, 0)
     backward = [number for number, site in make.sites.rows.items() if site.phase == Phase.BACKWARD]
     if not backward or not make.measured.live or not make.measured.course:
         return None
-    ops = rank_table(make.run, Table.OPS, make.sites.rank, step=make.measured.course[-EACH_SCALE:])
+    ops = make.run.table(Table.OPS, step=make.measured.course[-EACH_SCALE:], rank=make.sites.rank)
     where = f"source = '{live}' AND subnormals IS NOT NULL AND site IN ({', '.join(map(str, backward))})"
-    found = collect_expressions(ops, "step", where=where, order="step DESC", limit=1)
+    found = collect_rows(ops, "step", where=where, order="step DESC", limit=1)
     return int(found[0][0]) if found else None
 
 
@@ -220,7 +202,7 @@ def _spread(make: Warnings, step: int) -> _Spread | None:
         return None
     counts: dict[int, int] = {}
     for row in gradients:
-        for number, count in enumerate(_counts(row)):
+        for number, count in enumerate(row.statistics.exp_counts or ()):
             exponent = (row.statistics.exp_low or 0) + number
             counts[exponent] = counts.get(exponent, 0) + count
     largest = max(row.statistics.max_finite or 0.0 for row in gradients)
@@ -230,10 +212,6 @@ def _spread(make: Warnings, step: int) -> _Spread | None:
         sum(getattr(row.statistics, name) or 0 for row in gradients) for name in ("subnormals", "zeros")
     )
     return _Spread(counts, largest, subnormal, zeros, max(gradients, key=lambda row: row.statistics.subnormals or 0))
-
-
-def _counts(row: OpRow) -> Sequence[int]:
-    return row.statistics.exp_counts or ()
 
 
 def _is_counted_gradient(make: Warnings, row: OpRow) -> bool:
@@ -251,7 +229,7 @@ LEAST_FALLING, ALONG = 3, 0.5
 _HAPPENED = frozenset({Cause.FP16_OVERFLOW, Cause.DIVERGENCE})
 
 
-def risks(run: Run, sites: Sites, history: Mapping[int, History], failures: Iterable[Incident]) -> list[Incident]:
+def risks(run: Run, sites: SiteTable, history: Mapping[int, History], failures: Iterable[Incident]) -> list[Incident]:
     """Returns warnings of failures that have not happened yet, and were measured to be on their way.
 
     Args:
@@ -294,11 +272,7 @@ def _moving(seen: MeasuredPlace, ahead: Forecast, others: int) -> Moving:
         dtype=seen.place.dtype,
         newest=2.0**newest,
         step=step,
-        since=ahead.since,
-        bits_per_step=ahead.bits_per_step,
-        at=ahead.step,
-        low=ahead.low,
-        high=ahead.high,
+        ahead=ahead,
         others=others,
     )
 
@@ -328,7 +302,10 @@ def _falling(make: Warnings, history: Mapping[int, History]) -> Incident | None:
     gradients = [each for each in make.measured.places if _is_half_gradient(each)]
     ahead = [(each, each.still_ahead(forecast_fall(each.course, each.place.format.normal))) for each in gradients]
     found = [
-        each.with_forecast(fall) for each, fall in ahead if fall is not None and not _is_learnt(history, each, fall)
+        replace(each, told=fall)
+        for each, fall in ahead
+        if fall is not None
+        and not is_learnt(history.get(each.place.optimizer), fall.since, each.course[-1][0], fall.rise)
     ]
     if not found:
         return None
@@ -346,7 +323,3 @@ def _falling(make: Warnings, history: Mapping[int, History]) -> Incident | None:
 def _is_half_gradient(seen: MeasuredPlace) -> bool:
     place = seen.place
     return place.phase == Phase.BACKWARD and place.dtype == "float16" and not place.is_node and not seen.fixed
-
-
-def _is_learnt(history: Mapping[int, History], seen: MeasuredPlace, fall: Forecast) -> bool:
-    return is_learnt(history.get(seen.place.optimizer), fall.since, seen.course[-1][0], fall.rise)

@@ -11,8 +11,10 @@ from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.cures import trials
 from ampscope.analysis.overview.bad_steps import World, steps_by_rank
 from ampscope.analysis.results import Checked, Finding, Incident, RunInfo, SourceLine
-from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, collect_groups, rank_table
+from ampscope.analysis.tables.lazy_tables import collect, collect_rows
+from ampscope.analysis.triggers import words_of
 from ampscope.analysis.words import (
+    capitalized,
     counted,
     first_ranked,
     further_in_words,
@@ -74,7 +76,7 @@ def summary(
     if isinstance(primary, Finding):
         when = when_in_words(primary)
         where = f",{_at(primary.source)}" if primary.source else ""
-        return f"{when[:1].upper()}{when[1:]}{where}: {primary.explanation}"
+        return f"{capitalized(when)}{where}: {primary.explanation}"
     if primary.cause.is_ahead:
         return f"Nothing is wrong yet in {made}. {primary.explanation}{_at_risk_in(primary)}"
     effect = _effect(primary)
@@ -110,7 +112,7 @@ def _checked(run: RunInfo, checked: Checked) -> str:
 def what_happened(primary: Incident | Finding) -> str:
     """States an incident or finding in a sentence, without place and reason: those are said where they belong."""
     if isinstance(primary, Finding):
-        return f"{item_in_words(primary)[:1].upper()}{item_in_words(primary)[1:]}."
+        return f"{capitalized(item_in_words(primary))}."
     if primary.cause.is_ahead:
         return "Nothing is wrong yet."
     if primary.cause.is_benign:
@@ -119,27 +121,9 @@ def what_happened(primary: Incident | Finding) -> str:
 
 
 def _effect(primary: Incident) -> str:
-    effect = _EFFECTS.get(primary.trigger or primary.cause, "went wrong")
+    effect = "stood far out" if primary.cause is Cause.SPIKE else words_of(primary.trigger).effect
     effect = f"began {item_in_words(primary)}" if primary.lasting else effect
     return " ".join(filter(None, (effect, first_ranked(primary))))
-
-
-_EFFECTS: dict[str, str] = {
-    Trigger.NONFINITE_GRADIENT: "had non-finite gradients",
-    Trigger.NONFINITE_LOSS: "had a non-finite loss",
-    Trigger.NONFINITE_WEIGHT: "left non-finite weights",
-    Trigger.NONFINITE_BUFFER: "left a non-finite buffer",
-    Trigger.BUFFER_STANDS_STILL: "left a buffer where it was",
-    Trigger.UPDATES_LOST: "lost updates to rounding",
-    Trigger.NONFINITE_STATE: "met state that is not finite",
-    Trigger.NONFINITE_CARRIED: "left a tensor that the loop carries non-finite",
-    Trigger.CARRIED_READ: "read a non-finite tensor that the loop carries",
-    Trigger.EXCEPTION: "was cut off by an error",
-    Trigger.ABSORBED_OVERFLOW: "computed with an overflow that nobody noticed",
-    Trigger.INFORMATION_LOST: "went on with few of many values",
-    Trigger.LOST_GRADIENT: "lost gradients that float32 keeps",
-    Cause.SPIKE: "stood far out",
-}
 
 
 def _at_risk_in(warning: Incident) -> str:
@@ -179,10 +163,10 @@ def checked(run: Run, rank: int) -> Checked:
     """How much of a run was looked at, counted from the rows of a rank."""
     off = f"starts_with(text, '{STATE_LOOK} {SWITCHED_OFF}')"
     ends = f"count(CASE WHEN kind = '{EventKind.CLOSE}' THEN 1 END), min(CASE WHEN {off} THEN step END)"
-    ((closed, until),) = collect_expressions(rank_table(run, Table.EVENTS, rank), ends)
+    ((closed, until),) = collect_rows(run.table(Table.EVENTS, rank=rank), ends)
     looked = _LOOKED if until is None else f"{_LOOKED} AND step < {until}"
     counts = f"count_if(traced <> ''), count_if({_JUDGED}), count_if({looked}), max(step) - min(step) + 1 - count(*)"
-    sums = collect_groups(rank_table(run, Table.STEPS, rank), f"optimizer, {counts}", "optimizer")
+    sums = collect_rows(run.table(Table.STEPS, rank=rank), f"optimizer, {counts}", "optimizer")
     _, traced, gradients, looks, lost = (sum(column) for column in zip(*sums, strict=True)) if sums else [0] * 5
     return Checked(traced=traced, gradients=gradients, state_looks=looks + (closed if until is None else 0), lost=lost)
 
@@ -209,7 +193,7 @@ def not_looked_at(run: Run) -> tuple[str, ...]:
     """Why not all of a run was looked at that should have been, in sentences; such a run is not just healthy."""
     where = f"kind = '{EventKind.WARNING}' AND contains(text, '{SWITCHED_OFF}')"
     columns = 'text, min(step) AS since, list(DISTINCT "rank") AS ranks'
-    found = collect_groups(run.table(Table.EVENTS), columns, "text", where=where, order="since, text", limit=_MOST_TOLD)
+    found = collect_rows(run.table(Table.EVENTS), columns, "text", where=where, order="since, text", limit=_MOST_TOLD)
     off = [each for each in found if not each[0].startswith(BESIDE)]
     told = [_told_off(text, step, ranks if len(run.ranks) > 1 else ()) for text, step, ranks in off]
     return *told, *dict.fromkeys(_whose(text) for text, *_ in off)
@@ -235,7 +219,7 @@ def recording_gaps(run: Run, world: World) -> str:
         alone = "" if len(world.present) - len(silent) > 1 else ", so nothing was compared"
         who = ranks_in_words(silent)
         found.append(
-            f"{who[:1].upper()}{who[1:]} recorded no step{alone}: a process that ended right after ampscope.watch, or "
+            f"{capitalized(who)} recorded no step{alone}: a process that ended right after ampscope.watch, or "
             "that never called the model. Its own output tells why."
         )
     return " ".join(found)
@@ -264,5 +248,5 @@ def _whose(text: str) -> str:
 
 def _last(run: Run, rank: int, column: str) -> int:
     """The newest step, or the newest segment that made steps."""
-    (found,) = collect(rank_table(run, Table.STEPS, rank).select(nw.col(column).max()))
+    (found,) = collect(run.table(Table.STEPS, rank=rank).select(nw.col(column).max()))
     return int(found[column])

@@ -12,21 +12,22 @@ import narwhals as nw
 import numpy as np
 
 from ampscope.analysis import rounding
-from ampscope.analysis.causes.catalogue import CATALOGUE, explanation
+from ampscope.analysis.causes.catalogue import explanation
 from ampscope.analysis.causes.cause_entry import Occurrence, Reason
 from ampscope.analysis.causes.recognition import Recognised
 from ampscope.analysis.causes.underflow import GradientFlushed, GradientLost, UpdatesLost, ValuesLost
 from ampscope.analysis.cures.explicit_half import ExplicitHalf
 from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.diagnosis.examined import Examined
+from ampscope.analysis.diagnosis.incident_at import incident_at
 from ampscope.analysis.op_facts import Executed, numel
-from ampscope.analysis.results import Incident
-from ampscope.analysis.step_graph import Sites, StepGraph, public_phase, source_line, source_of_line
-from ampscope.analysis.tables.lazy_tables import collect, rank_table
+from ampscope.analysis.results import Incident, SourceLine
+from ampscope.analysis.step_graph import SiteTable, StepGraph
+from ampscope.analysis.tables.lazy_tables import collect
 from ampscope.analysis.tables.step_history import History
 from ampscope.analysis.tables.traced_steps import traced_steps
 from ampscope.analysis.words import op_in_words
-from ampscope.provenance import HowLost, Loss, Origin, absorbed, hidden, lost_mass, origins
+from ampscope.provenance import LostMass, Origin, absorbed, hidden, lost_mass, origins
 from ampscope.trace.dtypes import HALF_DTYPES
 from ampscope.trace.evidence import Evidence
 from ampscope.trace.read.run import Run
@@ -88,7 +89,7 @@ class LostGradient(NamedTuple):
     found: Recognised
 
 
-def lost_gradient(run: Run, sites: Sites, row: IncidentRow) -> LostGradient | None:
+def lost_gradient(run: Run, sites: SiteTable, row: IncidentRow) -> LostGradient | None:
     """The origin of an incident of lost gradients; None where the trace does not show it.
 
     Args:
@@ -103,17 +104,16 @@ def lost_gradient(run: Run, sites: Sites, row: IncidentRow) -> LostGradient | No
         return None
     site = half.site(loss.origin.seq)
     phase = Phase.FORWARD if site.phase in (Phase.LOSS, Phase.RECOMPUTE) else said(Phase, site.phase, Phase.FORWARD)
-    dtype = _dtype(site)
-    flushed = loss.how is HowLost.FLUSHED and dtype == "float16"
-    cause = Cause.FP16_UNDERFLOW if flushed else Cause.STAGNATION
-    return LostGradient(half, loss.origin, Recognised(cause, loss.origin.seq, phase, _reason(row, loss, dtype)))
+    reason = _reason(row, loss, _dtype(site))
+    cause = Cause.FP16_UNDERFLOW if reason.is_flushed else Cause.STAGNATION
+    return LostGradient(half, loss.origin, Recognised(cause, loss.origin.seq, phase, reason))
 
 
 def _dtype(site: SiteRow) -> str:
     return next((dtype for dtype in (*site.out_dtypes, *site.in_dtypes) if dtype in HALF_DTYPES), "")
 
 
-def _reason(row: IncidentRow, loss: Loss, dtype: str) -> GradientLost:
+def _reason(row: IncidentRow, loss: LostMass, dtype: str) -> GradientLost:
     shares = Evidence.of(row).lost
     worst = max(shares, key=lambda name: shares[name], default="a parameter")
     return GradientLost(
@@ -139,7 +139,8 @@ def information_lost(graph: StepGraph, row: IncidentRow) -> list[tuple[Origin, R
             dtypes = {"dtype": _dtype(site), "read": next(iter(site.in_dtypes), "")}
             if cast is not None:
                 dtypes = {"dtype": cast.dtype, "read": cast.read}
-            reason = ValuesLost(before=before, after=after, **dtypes)
+            changed, of = known.changed.get(seq, (0, 0))
+            reason = ValuesLost(before=before, after=after, changed=changed, of=of, **dtypes)
             phase = site.phase if cast is None else Phase.FORWARD
             found.append((Origin(seq, 0, (seq,), seq), Recognised(Cause.INFORMATION_LOST, seq, phase, reason)))
     return found
@@ -156,7 +157,7 @@ def as_cast_before(row: IncidentRow, seq: int, examined: Examined) -> Examined:
     text += f" The loop did so before the step, which read it{f' as {name}' if name else ''}."
     if since < row.step:
         text += f" It was first seen before step {row.step:,}; step {since:,} had read such values, too."
-    source = source_of_line(cast.source)
+    source = SourceLine.of(cast.source)
     located = replace(incident, step=since, op=op, module="", module_type="", source=source, explanation=text)
     return examined._replace(incident=located, explicit=ExplicitHalf())
 
@@ -169,7 +170,7 @@ FULL_RATE = 0.5
 
 def silent_failures(
     run: Run,
-    sites: Sites,
+    sites: SiteTable,
     history: Mapping[int, History],
     *,
     lost: bool = False,
@@ -197,7 +198,9 @@ class _Reading:
     weights: frozenset[str]  #: that were looked at
 
 
-def _lost_updates(run: Run, sites: Sites, history: Mapping[int, History], held: frozenset[str]) -> Iterator[Incident]:
+def _lost_updates(
+    run: Run, sites: SiteTable, history: Mapping[int, History], held: frozenset[str]
+) -> Iterator[Incident]:
     for optimizer, readings in _readings(run, sites.rank).items():
         if all(each.weights <= held for each in readings):
             continue
@@ -209,18 +212,15 @@ def _lost_updates(run: Run, sites: Sites, history: Mapping[int, History], held: 
 
 def _readings(run: Run, rank: int) -> dict[int, list[_Reading]]:
     """Returns by optimizer, in order of steps, the share of half-precision elements that a step left unchanged."""
-    params = collect(rank_table(run, Table.PARAMS, rank).select("param", "name", "numel", "dtype"))
-    called = {row["param"]: row["name"] for row in params}
-    size = {row["param"]: row["numel"] for row in params}
-    dtype = {row["param"]: row["dtype"] for row in params}
+    params = {row.param: row for row in run.rows(Table.PARAMS, rank=rank)}
     columns = ("optimizer", "step", "param", "unchanged")
-    rows = collect(rank_table(run, Table.GRADS, rank).filter(~nw.col("unchanged").is_null()).select(*columns))
+    rows = collect(run.table(Table.GRADS, rank=rank).filter(~nw.col("unchanged").is_null()).select(*columns))
     steps: dict[tuple[int, int], list[tuple[int, float, str]]] = defaultdict(list)
     names: dict[tuple[int, int], set[str]] = defaultdict(set)
     for row in rows:
-        found = (size.get(row["param"], 0), row["unchanged"], dtype.get(row["param"], ""))
-        steps[row["optimizer"], row["step"]].append(found)
-        names[row["optimizer"], row["step"]].add(called.get(row["param"], ""))
+        of, key = params.get(row["param"]), (row["optimizer"], row["step"])
+        steps[key].append((of.numel if of else 0, row["unchanged"], of.dtype if of else ""))
+        names[key].add(of.name if of else "")
     readings: dict[int, list[_Reading]] = defaultdict(list)
     for (optimizer, step), weights in sorted(steps.items()):
         elements = max(1, sum(count for count, _, _ in weights))
@@ -239,7 +239,7 @@ def _at_full_rate(history: History | None, step: int) -> bool:
     return not rates.size or not rates[0] < FULL_RATE * highest
 
 
-def _lost(run: Run, sites: Sites, optimizer: int, readings: list[_Reading]) -> Incident:
+def _lost(run: Run, sites: SiteTable, optimizer: int, readings: list[_Reading]) -> Incident:
     first = readings[0]
     cause = Cause.BF16_PRECISION if first.dtype == "bfloat16" else Cause.HALF_PARAMS
     reason = UpdatesLost(dtype=first.dtype, share=float(np.mean([each.share for each in readings])))
@@ -262,7 +262,7 @@ def _writes_parameter(graph: StepGraph, seq: int) -> bool:
     return graph.site(seq).op == Node.PARAMETER
 
 
-def _flushed_gradients(run: Run, sites: Sites) -> Iterator[Incident]:
+def _flushed_gradients(run: Run, sites: SiteTable) -> Iterator[Incident]:
     """Parameters whose gradient is exactly zero whenever it was looked at, because an op before rounded it to zero."""
     dead = _dead_parameters(run, sites.rank)
     if not dead:
@@ -277,7 +277,7 @@ def _flushed_gradients(run: Run, sites: Sites) -> Iterator[Incident]:
 
 
 def _dead_parameters(run: Run, rank: int) -> list[str]:
-    rows = rank_table(run, Table.GRADS, rank).group_by("param")
+    rows = run.table(Table.GRADS, rank=rank).group_by("param")
     seen = collect(rows.agg(nw.col("underflow").min().alias("least"), nw.col("nonfinite").max().alias("bad")))
     zero = {row["param"] for row in seen if row["least"] == 1.0 and not row["bad"]}
     return [row.name for row in run.rows(Table.PARAMS, rank=rank) if row.param in zero] if zero else []
@@ -303,25 +303,9 @@ def flushes_all(op: Executed) -> bool:
 
 
 def _incident(step: int, cause: Cause, reason: Reason, graph: StepGraph, seq: int | None) -> Incident:
-    site = graph.site(seq) if seq is not None else None
-    phase = public_phase(site.phase) if site else Phase.OPTIMIZER
-    optimizer = phase == Phase.OPTIMIZER
-    op = site.op if site else ""
-    return Incident(
-        step=step,
-        last_step=step,
-        severity=CATALOGUE[cause].severity,
-        cause=cause,
-        phase=phase,
-        op=op,
-        module=site.module if site and not optimizer else "",
-        module_type=site.module_type if site and not optimizer else "",
-        source=source_line(site) if site else None,
-        inputs=graph.operands(seq) if seq is not None else (),
-        outputs=graph.results(seq) if seq is not None else (),
-        path=graph.path((seq,)) if seq is not None else (),
-        traced=graph.source if seq is not None else "",
-        explanation=explanation(cause, Occurrence(op=op, reason=reason)),
-        remedies=remedies(cause, op=op, reason=reason),
-        rank=graph.rank,
+    incident = incident_at(
+        cause, step, "" if seq is not None else Phase.OPTIMIZER, told=Occurrence(reason=reason), graph=graph, seq=seq
     )
+    if incident.phase == Phase.OPTIMIZER:  # an optimizer's op is no module's
+        incident = replace(incident, module="", module_type="")
+    return replace(incident, remedies=remedies(cause, op=incident.op, reason=reason))

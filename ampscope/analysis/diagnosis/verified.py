@@ -14,7 +14,7 @@ from ampscope.analysis.diagnosis.gate import Outcome
 from ampscope.analysis.overview.bad_steps import sampled_rank, world_of
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.tables.step_history import History, histories
-from ampscope.analysis.words import number
+from ampscope.numerals import number
 from ampscope.trace.read.run import Run
 from ampscope.trace.vocabulary import Severity, Verdict
 

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from itertools import groupby, starmap
 from typing import NamedTuple
 
-from ampscope.analysis.tables.lazy_tables import collect_expressions, collect_groups, remembered
+from ampscope.analysis.tables.lazy_tables import collect_rows, remembered
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ReplayStatus, Table, Trigger
 
@@ -44,7 +44,7 @@ _SUMS = (
 @remembered(Table.STEPS)
 def steps_by_rank(run: Run) -> dict[int, RankSteps]:
     """Returns the recorded steps of each rank; ranks without a step are left out."""
-    return {row[0]: RankSteps(*row) for row in collect_groups(run.table(Table.STEPS), _SUMS, "rank")}
+    return {row[0]: RankSteps(*row) for row in collect_rows(run.table(Table.STEPS), _SUMS, "rank")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def sampled_rank(run: Run, world: World) -> int:
     return min(steps_by_rank(run), default=world.present[0]) if traced is None else traced
 
 
-class Part(Enum):
+class RankPart(Enum):
     """A rank's part in a bad step."""
 
     OWN = auto()  #: its own calculation was not finite
@@ -106,21 +106,21 @@ class Sighting(NamedTuple):
         return self.loss is not None and not math.isfinite(self.loss)
 
     @property
-    def part(self) -> Part:
+    def part(self) -> RankPart:
         """The rank's part in the bad step, as its own record says."""
         if self.lost_in_reduction:
-            return Part.OWN
+            return RankPart.OWN
         if self.replay == ReplayStatus.RECEIVED:
-            return Part.RECEIVED
+            return RankPart.RECEIVED
         if self.has_bad_loss or self.replay in (ReplayStatus.EXACT, ReplayStatus.DIVERGED):
-            return Part.OWN
+            return RankPart.OWN
         if self.replay == ReplayStatus.NOT_REPRODUCED:
-            return Part.RECEIVED
-        return Part.UNCLEAR if self.trigger == Trigger.NONFINITE_GRADIENT else Part.OWN
+            return RankPart.RECEIVED
+        return RankPart.UNCLEAR if self.trigger == Trigger.NONFINITE_GRADIENT else RankPart.OWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BadStep:
+class BadAttempt:
     """One attempt of one optimizer that was not finite on at least one rank."""
 
     step: int
@@ -136,7 +136,7 @@ def bad_steps(
     last_step: Mapping[int, int],
     size: int,
     written: Collection[tuple[int, int]] = frozenset(),
-) -> list[BadStep]:
+) -> list[BadAttempt]:
     """The bad steps in order, each with the ranks that it began on.
 
     Args:
@@ -148,18 +148,18 @@ def bad_steps(
     ordered = sorted(sightings, key=lambda one: (one.step, one.optimizer, one.rank))
     grouped = groupby(ordered, key=lambda one: (one.step, one.optimizer))
     if size == 1:
-        found = [BadStep(step=step, optimizer=number, origins=tuple(all_)) for (step, number), all_ in grouped]
+        found = [BadAttempt(step=step, optimizer=number, origins=tuple(all_)) for (step, number), all_ in grouped]
     else:
         found = [_judged(step, number, list(all_), last_step, size) for (step, number), all_ in grouped]
     return list(_with_what_began_it(found, written))
 
 
-def _with_what_began_it(steps: Iterable[BadStep], written: Collection[tuple[int, int]]) -> Iterator[BadStep]:
+def _with_what_began_it(steps: Iterable[BadAttempt], written: Collection[tuple[int, int]]) -> Iterator[BadAttempt]:
     """Each step with the one since which the weights are bad: that was written, and no good step came in between.
 
     A step that was skipped leaves them as they were.
     """
-    before: dict[int, BadStep] = {}
+    before: dict[int, BadAttempt] = {}
     for each in steps:
         last = before.get(each.optimizer)
         follows = last is not None and last.step == each.step - 1
@@ -169,18 +169,18 @@ def _with_what_began_it(steps: Iterable[BadStep], written: Collection[tuple[int,
         yield before[each.optimizer]
 
 
-def _judged(step: int, optimizer: int, seen: Sequence[Sighting], last_step: Mapping[int, int], size: int) -> BadStep:
-    own = [one for one in seen if one.part is Part.OWN]
-    unclear = [one for one in seen if one.part is Part.UNCLEAR]
-    cleared = [one for one in seen if one.part is Part.RECEIVED]
+def _judged(step: int, optimizer: int, seen: Sequence[Sighting], last_step: Mapping[int, int], size: int) -> BadAttempt:
+    own = [one for one in seen if one.part is RankPart.OWN]
+    unclear = [one for one in seen if one.part is RankPart.UNCLEAR]
+    cleared = [one for one in seen if one.part is RankPart.RECEIVED]
     heard = {one.rank for one in seen}
     unheard = tuple(rank for rank in range(size) if rank not in heard and last_step.get(rank, -1) < step)
     if own:  # a rank of which nothing is known got what the others had in any case
         received = sorted([*cleared, *unclear], key=lambda one: one.rank)
-        return BadStep(step=step, optimizer=optimizer, origins=tuple(own), received=tuple(received), unheard=unheard)
+        return BadAttempt(step=step, optimizer=optimizer, origins=tuple(own), received=tuple(received), unheard=unheard)
     if not unclear and _stands_alone(cleared, unheard):
-        return BadStep(step=step, optimizer=optimizer, origins=tuple(cleared))
-    return BadStep(step=step, optimizer=optimizer, origins=tuple(unclear), received=tuple(cleared), unheard=unheard)
+        return BadAttempt(step=step, optimizer=optimizer, origins=tuple(cleared))
+    return BadAttempt(step=step, optimizer=optimizer, origins=tuple(unclear), received=tuple(cleared), unheard=unheard)
 
 
 def _stands_alone(cleared: Sequence[Sighting], unheard: Sequence[int]) -> bool:
@@ -205,7 +205,7 @@ _BAD_LOSS = "NOT isfinite(try_cast(loss AS FLOAT))"
 @remembered(Table.INCIDENTS, Table.STEPS)
 def sightings(run: Run) -> list[Sighting]:
     """Everything that was seen to go wrong, by step; of one step by rank, and in the order of its time."""
-    rows = collect_expressions(run.table(Table.INCIDENTS), _INCIDENT, order="step, optimizer, rank, time", limit=MOST)
+    rows = collect_rows(run.table(Table.INCIDENTS), _INCIDENT, order="step, optimizer, rank, time", limit=MOST)
     numbers: dict[int, int] = {}
     recorded = [one._replace(symptom=numbers.setdefault(one.symptom, len(numbers))) for one in starmap(Sighting, rows)]
     return sorted([*recorded, *_unreported(run, recorded)], key=lambda one: (one.step, one.optimizer, one.rank))
@@ -217,17 +217,14 @@ def _unreported(run: Run, recorded: list[Sighting]) -> Iterator[Sighting]:
     if all(steps.bad_losses <= told[rank] for rank, steps in steps_by_rank(run).items()):
         return
     columns = "step, optimizer, rank, loss"
-    bad = collect_expressions(run.table(Table.STEPS), columns, where=_BAD_LOSS, order=columns, limit=MOST)
+    bad = collect_rows(run.table(Table.STEPS), columns, where=_BAD_LOSS, order=columns, limit=MOST)
     known = {(one.step, one.optimizer, one.rank) for one in recorded}
     found: Counter[tuple[int, int]] = Counter()
     for step, optimizer, rank, loss in bad:
         if (step, optimizer, rank) not in known and found[optimizer, rank] < MOST_UNREPORTED:
             found[optimizer, rank] += 1
-            yield _of_loss(step, optimizer, rank, loss)
-
-
-def _of_loss(step: int, optimizer: int, rank: int, loss: float) -> Sighting:
-    return Sighting(step, optimizer, rank, Trigger.NONFINITE_LOSS, ReplayStatus.UNAVAILABLE, loss, recorded=False)
+            seen = Trigger.NONFINITE_LOSS, ReplayStatus.UNAVAILABLE
+            yield Sighting(step, optimizer, rank, *seen, loss, recorded=False)
 
 
 #: Of the cast value, or the engine would leave out parts by their bounds, which say nothing of NaN.
@@ -238,5 +235,5 @@ _WRITTEN = "NOT skipped AND NOT isfinite(try_cast(coalesce(clipped_grad_norm, gr
 def written_steps(run: Run) -> frozenset[tuple[int, int]]:
     """Optimizer and step of each attempt that went through with gradients that were not finite, on any rank."""
     keys = "optimizer, step"
-    rows = collect_groups(run.table(Table.STEPS), keys, keys, where=_WRITTEN, order="step, optimizer", limit=MOST)
+    rows = collect_rows(run.table(Table.STEPS), keys, keys, where=_WRITTEN, order="step, optimizer", limit=MOST)
     return frozenset((optimizer, step) for optimizer, step in rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -15,8 +15,8 @@ from ampscope.analysis.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.overview.unusual_moves import gone, how_unusual
 from ampscope.analysis.results import Move, MoveKind, SourceLine
 from ampscope.analysis.scale.scaler_course import changes_since
-from ampscope.analysis.tables.lazy_tables import collect, rank_table
-from ampscope.analysis.tables.step_history import History, in_order, recorded_rates, steps_of
+from ampscope.analysis.tables.lazy_tables import collect
+from ampscope.analysis.tables.step_history import History, in_order, recorded_rates, steps_of, with_group
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import EventKind, ScalerAction, Table
 
@@ -64,7 +64,7 @@ def good_steps(run: Run, rank: int, history: History, until: int) -> GoodSteps |
         until: One of them.
     """
     end = int(np.searchsorted(history.step, until))
-    incidents = rank_table(run, Table.INCIDENTS, rank).filter(
+    incidents = run.table(Table.INCIDENTS, rank=rank).filter(
         nw.col("optimizer") == history.optimizer, nw.col("step") < until
     )
     wrong = [row["step"] for row in collect(incidents.select("step").unique())]
@@ -136,7 +136,7 @@ def group_rates(run: Run, rank: int, good: GoodSteps) -> Iterator[GroupRate]:
         yield GroupRate(
             name=own or number,
             told=f"parameter group {own or f'{number} (counted from 0)'}",
-            window=_filled(good.window.floats("lr"), steps.tolist(), rates, group),
+            window=_filled(good.window.floats("lr"), steps, rates, group),
             history=partial(_history, run, rank, good, group),
         )
 
@@ -145,7 +145,7 @@ def _history(run: Run, rank: int, good: GoodSteps, group: str) -> FloatArray:
     """Only asked for where a rate has moved: of a long run that takes a while."""
     steps = good.history.step
     rates = _recorded(run, rank, good, int(steps[0]), good.until)
-    return _filled(good.history.lr, steps.tolist(), rates, group)
+    return _filled(good.history.lr, steps, rates, group)
 
 
 def _recorded(run: Run, rank: int, good: GoodSteps, first: int, last: int) -> dict[int, dict[str, object]]:
@@ -153,15 +153,8 @@ def _recorded(run: Run, rank: int, good: GoodSteps, first: int, last: int) -> di
     return recorded_rates(run, rank, good.history.optimizer, nw.col("step") >= first, nw.col("step") <= last)
 
 
-def _filled(first: FloatArray, steps: list[int], rates: dict[int, dict[str, object]], group: str) -> FloatArray:
-    """A group's rates, where none was told of its own those of the first group."""
-    found = first.copy()
-    for place, step in enumerate(steps):
-        told = rates.get(step)
-        if told is not None:
-            rate = told.get(group)
-            found[place] = rate if isinstance(rate, (int, float)) else np.nan
-    return found
+def _filled(first: FloatArray, steps: IntArray, rates: Mapping[int, Mapping[str, object]], group: str) -> FloatArray:
+    return with_group(first, {place: rates[step] for place, step in enumerate(steps.tolist()) if step in rates}, group)
 
 
 #: Bits by which a number has moved at least: a fifth for a learning rate, twofold for what each batch moves.
@@ -287,7 +280,6 @@ def _by_hand(run: Run, rank: int, good: GoodSteps, step: int) -> tuple[str, Sour
     for row in changes_since(run, good.history.optimizer, rank, step - 1):
         action = next((each for each in _BY_HAND if each == row.action), None)
         if action is not None and row.step <= step:
-            line = SourceLine(file=row.file, line=row.line, function=row.function, code=row.code) if row.file else None
             where = f" at {row.file.rpartition('/')[2]}:{row.line}" if row.file else ""
-            return f"{_BY_HAND[action]}{where}", line
+            return f"{_BY_HAND[action]}{where}", SourceLine.of(row)
     return "", None

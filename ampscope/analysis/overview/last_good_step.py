@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from ampscope.analysis.overview.last_good_curves import GoodSteps, good_steps, moved_curves
-from ampscope.analysis.overview.last_good_values import Sampled, compared, moved_kinds, moved_values, sampled
+from ampscope.analysis.overview.last_good_values import SampledValues, compared, moved_kinds, moved_values, sampled
 from ampscope.analysis.overview.unusual_moves import FIRST, UNUSUAL, none_good, summary
 from ampscope.analysis.results import Incident, LastGood, Move, MoveKind
 from ampscope.analysis.tables.step_history import histories
+from ampscope.analysis.triggers import words_of
 from ampscope.trace.manifest import Manifest
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import EventKind, Table, Trigger
+from ampscope.trace.schema import EventKind, Table
 from ampscope.trace.schema.tables import details
 from ampscope.trace.vocabulary import Cause, Severity
 
@@ -61,16 +62,6 @@ def _word(value: Any) -> str:
 
 #: Moves that are told.
 MOST_TOLD = 8
-#: What is looked for at every step, or fails the very step; of all else a step before may have had it, unseen.
-_EACH_STEP = frozenset(
-    {
-        Trigger.NONFINITE_GRADIENT,
-        Trigger.NONFINITE_LOSS,
-        Trigger.NONFINITE_BUFFER,
-        Trigger.NONFINITE_WEIGHT,
-        Trigger.EXCEPTION,
-    }
-)
 #: What a step is given; the rest comes of it.
 _GIVEN = frozenset(
     {
@@ -88,7 +79,7 @@ def last_good(run: Run, incident: Incident) -> LastGood | None:
     """
     if incident.severity is Severity.INFO or incident.cause.is_ahead:
         return None
-    if incident.trigger not in _EACH_STEP and incident.cause is not Cause.SPIKE:
+    if not words_of(incident.trigger).each_step and incident.cause is not Cause.SPIKE:
         return None
     written = incident.written_by
     step = incident.step if written is None else min(incident.step, written.step)
@@ -108,7 +99,7 @@ def last_good(run: Run, incident: Incident) -> LastGood | None:
     )
 
 
-def _moves(run: Run, rank: int, good: GoodSteps, seen: Sampled | None) -> Iterator[Move]:
+def _moves(run: Run, rank: int, good: GoodSteps, seen: SampledValues | None) -> Iterator[Move]:
     yield from resumed(run.manifest, good)
     yield from moved_curves(run, rank, good)
     if seen is not None:

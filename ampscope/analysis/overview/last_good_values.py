@@ -12,13 +12,12 @@ import numpy.typing as npt
 
 from ampscope.analysis.arrays import Columns, FloatArray, IntArray
 from ampscope.analysis.overview.last_good_curves import GoodSteps
-from ampscope.analysis.overview.unusual_moves import UNUSUAL, Compared, Unusual, how_unusual, never_moved, what
-from ampscope.analysis.results import Move, MoveKind
-from ampscope.analysis.step_graph import source_line
-from ampscope.analysis.tables.lazy_tables import group_columns, rank_table
+from ampscope.analysis.overview.unusual_moves import UNUSUAL, Comparability, Unusual, how_unusual, never_moved, what
+from ampscope.analysis.results import Move, MoveKind, SourceLine
+from ampscope.analysis.tables.lazy_tables import collect_columns
 from ampscope.analysis.tables.traced_steps import traced_rows
-from ampscope.analysis.words import number
-from ampscope.trace.files.parquet_part import StepRows
+from ampscope.numerals import number
+from ampscope.trace.files.parquet_part import ExecutionRows
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Node, Phase, ReplayStatus, SiteRow, Source, Table, source_of
 
@@ -37,7 +36,7 @@ _KEY = "site, out, step"
 _LEFT = SINK_NODES - {Node.GRADIENT}
 
 
-class Point(NamedTuple):
+class ProgramPoint(NamedTuple):
     """A point of the program, whatever dtypes and shapes it has."""
 
     op: str
@@ -50,11 +49,11 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
+class SampledValues:
     """Holds the measurements at each point, a column a step: the good ones, the newest last, then the bad one."""
 
     steps: IntArray  #: the good ones
-    points: list[Point]
+    points: list[ProgramPoint]
     first: IntArray  #: when a point first ran in the bad step
     high: FloatArray  #: largest magnitudes; NaN where nothing finite was measured
     zeros: FloatArray  #: shares of zeros; NaN where they were not counted
@@ -82,7 +81,7 @@ class Sampled:
         return known & self.bad[:, -1] & ~self.bad[:, :-1].any(axis=1)
 
 
-def sampled(run: Run, rank: int, optimizer: int, good: GoodSteps) -> Sampled | None:
+def sampled(run: Run, rank: int, optimizer: int, good: GoodSteps) -> SampledValues | None:
     """Reads the steps to be compared; None where no good step, or not the bad one, was recorded op by op.
 
     Args:
@@ -99,8 +98,8 @@ def sampled(run: Run, rank: int, optimizer: int, good: GoodSteps) -> Sampled | N
         return None
     listed = ", ".join(map(str, steps))
     where = f"out >= 0 AND ((source = '{live}' AND step IN ({listed})) OR (source = '{now}' AND step = {good.until}))"
-    ops = rank_table(run, Table.OPS, rank, step=(*steps, good.until))
-    found = group_columns(ops, f"{_KEY}, {_MEASURED}", _KEY, where=where)
+    ops = run.table(Table.OPS, step=(*steps, good.until), rank=rank)
+    found = collect_columns(ops, f"{_KEY}, {_MEASURED}", _KEY, where=where)
     sites = {site.site: site for site in run.rows(Table.SITES, rank=rank)}
     return _arranged(found, [*steps, good.until], sites)
 
@@ -113,7 +112,7 @@ def _of_bad(run: Run, rank: int, optimizer: int, step: int, executed: Collection
     return next((name for each in sources if (name := source_of(each, optimizer)) in executed), None)
 
 
-def _newest(traced: Iterable[StepRows], good: GoodSteps) -> list[int]:
+def _newest(traced: Iterable[ExecutionRows], good: GoodSteps) -> list[int]:
     """The newest good ones of some steps, as many as there are rows to be read, in order."""
     kept: list[int] = []
     total = 0
@@ -127,9 +126,9 @@ def _newest(traced: Iterable[StepRows], good: GoodSteps) -> list[int]:
     return kept[::-1]
 
 
-def _arranged(rows: Columns, steps: list[int], sites: dict[int, SiteRow]) -> Sampled:
+def _arranged(rows: Columns, steps: list[int], sites: dict[int, SiteRow]) -> SampledValues:
     """The rows of a query as one line for each point."""
-    numbers: dict[Point, int] = {}
+    numbers: dict[ProgramPoint, int] = {}
     by_site: dict[tuple[int, int], int] = {}
     columns = np.searchsorted(steps, rows.ints("step"))
     of_row = np.full(len(rows), -1)
@@ -139,7 +138,7 @@ def _arranged(rows: Columns, steps: list[int], sites: dict[int, SiteRow]) -> Sam
         if site is None or site.op in _LEFT or site.phase == Phase.OPTIMIZER:
             continue
         if (site_number, out) not in by_site:
-            point = Point(site.op, site.name, site.module, site.phase, site.file, site.line, out)
+            point = ProgramPoint(site.op, site.name, site.module, site.phase, site.file, site.line, out)
             by_site[site_number, out] = numbers.setdefault(point, len(numbers))
         of_row[place] = by_site[site_number, out]
         ran.setdefault((int(of_row[place]), int(columns[place])), []).append(site)
@@ -155,7 +154,7 @@ def _arranged(rows: Columns, steps: list[int], sites: dict[int, SiteRow]) -> Sam
     np.minimum.at(first, of_row[is_bad_step], rows.ints("first")[is_bad_step])
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = np.where(counted > 0, zeros / counted, np.nan)
-    return Sampled(
+    return SampledValues(
         steps=np.array(steps[:-1], np.int64),
         points=list(numbers),
         first=first,
@@ -183,7 +182,7 @@ class _Moved(NamedTuple):
     unusual: Unusual
 
 
-def moved_values(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
+def moved_values(seen: SampledValues, good: GoodSteps) -> Iterator[Move]:
     """The moves of magnitudes, and of the shares of zeros in inputs.
 
     Of what comes one after the other the first is told: what follows from a move is no more unusual than the move.
@@ -211,19 +210,19 @@ def moved_values(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
         yield move
 
 
-def compared(seen: Sampled, good: GoodSteps) -> Compared:
+def compared(seen: SampledValues, good: GoodSteps) -> Comparability:
     """Lists all that `moved_values` could compare."""
     heights = _unscaled(seen, good)
     both = np.isfinite(heights[:, -2:]).all(axis=1) | (seen.high[:, -2:] == 0).any(axis=1)
     both &= np.isfinite(seen.high[:, -2:]).all(axis=1) & ~seen.bad[:, -1]
-    return Compared(
+    return Comparability(
         values=int(both.sum()),
         moved=bool((both & (seen.high[:, -1] != seen.high[:, -2])).any()),
         broken=bool(seen.broken.any()),
     )
 
 
-def _broken(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
+def _broken(seen: SampledValues, good: GoodSteps) -> Iterator[Move]:
     """Yields what a step is given and is not finite any more; bad results of ops are the incident itself."""
     places = [place for place in np.flatnonzero(seen.broken).tolist() if seen.points[place].op in ENTRY_NODES]
     places.sort(key=lambda place: seen.first[place])
@@ -234,10 +233,9 @@ def _broken(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
         place, point = family[0], seen.points[family[0]]
         unusual = never_moved(int(np.isfinite(seen.high[place, :-1]).sum()))
         before, after = float(seen.high[place, -2]), np.nan if seen.nan[place, -1] else np.inf
-        also = f", and {len(family) - 1:,} more like it" if len(family) > 1 else ""
+        now = f"{what(point.op, point.name, point.module)} holds {'NaN' if seen.nan[place, -1] else 'infinities'}"
         usual = f"finite in {unusual.seen} {_WHAT} before" if unusual.is_unusual else unusual.in_words(_WHAT)
-        text = f"{what(point.op, point.name, point.module)} holds {'NaN' if seen.nan[place, -1] else 'infinities'}"
-        text += f" ({number(before)} at step {int(seen.steps[-1]):,}){also}, {usual}"
+        text = _sentence(seen, now, number(before), usual, len(family) - 1)
         yield move_of(seen, place, good, unusual, kind=kind, text=text, before=before, after=after)
 
 
@@ -249,29 +247,29 @@ def _is_like(lead: _Moved) -> Callable[[_Moved], bool]:
     return lambda each: each.unusual.is_unusual or not lead.unusual.is_unusual
 
 
-def _is_input(seen: Sampled, moved: _Moved) -> bool:
+def _is_input(seen: SampledValues, moved: _Moved) -> bool:
     return seen.points[moved.point].op == Node.INPUT
 
 
-def _is_kept(point: Point) -> bool:
+def _is_kept(point: ProgramPoint) -> bool:
     """Whether the training keeps a point's value from step to step."""
     return point.op in ENTRY_NODES and point.op != Node.INPUT
 
 
-def _is_forward(point: Point) -> bool:
+def _is_forward(point: ProgramPoint) -> bool:
     return point.op not in frozenset(Node) and point.phase != Phase.BACKWARD
 
 
-def _is_backward(point: Point) -> bool:
+def _is_backward(point: ProgramPoint) -> bool:
     return point.op == Node.GRADIENT or (point.phase == Phase.BACKWARD and point.op not in ENTRY_NODES)
 
 
-def _unscaled(seen: Sampled, good: GoodSteps) -> FloatArray:
+def _unscaled(seen: SampledValues, good: GoodSteps) -> FloatArray:
     """The logarithms of the magnitudes, without the loss scale that they carry; NaN for what is the scale itself."""
     with np.errstate(divide="ignore"):
         heights: FloatArray = np.log2(seen.high)
     heights[~np.isfinite(heights)] = np.nan
-    scales = np.array([_scale_at(good, step) for step in (*seen.steps.tolist(), good.until)])
+    scales = np.array([good.history.scale_at(step) for step in (*seen.steps.tolist(), good.until)])
     if np.isnan(scales).all():
         return heights
     logs = np.log2(np.where(np.isfinite(scales) & (scales > 0), scales, 1.0))
@@ -289,13 +287,7 @@ def _moves_less(one: FloatArray, other: FloatArray) -> bool:
     return bool(abs(one[-1] - one[-2]) < abs(other[-1] - other[-2]))
 
 
-def _scale_at(good: GoodSteps, step: int) -> float:
-    place = int(np.searchsorted(good.history.step, step))
-    known = place < good.history.step.size and good.history.step[place] == step
-    return float(good.history.scale[place]) if known else np.nan
-
-
-def _judged(seen: Sampled, heights: FloatArray, point: int, good: GoodSteps) -> _Moved:
+def _judged(seen: SampledValues, heights: FloatArray, point: int, good: GoodSteps) -> _Moved:
     before = heights[point, :-1]
     known = np.isfinite(before)
     move = float(heights[point, -1] - heights[point, -2])
@@ -305,21 +297,18 @@ def _judged(seen: Sampled, heights: FloatArray, point: int, good: GoodSteps) -> 
     return _Moved(point, before_it, now, unusual)
 
 
-def _told(seen: Sampled, moved: _Moved, others: int, good: GoodSteps, kind: MoveKind) -> Move:
+def _told(seen: SampledValues, moved: _Moved, others: int, good: GoodSteps, kind: MoveKind) -> Move:
     point, last = seen.points[moved.point], int(seen.steps[-1])
     backward = " in backward" if point.phase == Phase.BACKWARD and point.op != Node.GRADIENT else ""
-    also = f", and {others:,} more like it" if others else ""
     verb = "reached" if moved.after >= moved.before else "fell to"
-    scaled = " without the loss scale" if _is_backward(point) and not np.isnan(_scale_at(good, last)) else ""
-    text = (
-        f"{what(point.op, point.name, point.module)}{backward} {verb} {number(moved.after)}{scaled} "
-        f"({number(moved.before)} at step {last:,}){also}, {moved.unusual.in_words(_WHAT)}"
-    )
+    scaled = " without the loss scale" if _is_backward(point) and not np.isnan(good.history.scale_at(last)) else ""
+    now = f"{what(point.op, point.name, point.module)}{backward} {verb} {number(moved.after)}{scaled}"
+    text = _sentence(seen, now, number(moved.before), moved.unusual.in_words(_WHAT), others)
     told = {"kind": kind, "text": text, "before": moved.before, "after": moved.after}
     return move_of(seen, moved.point, good, moved.unusual, **told)
 
 
-def _zeros(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
+def _zeros(seen: SampledValues, good: GoodSteps) -> Iterator[Move]:
     """The input in which the share of zeros moved most."""
     inputs = [place for place, point in enumerate(seen.points) if point.op == Node.INPUT]
     moves = {place: float(seen.zeros[place, -1] - seen.zeros[place, -2]) for place in inputs}
@@ -331,14 +320,19 @@ def _zeros(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
     known = np.isfinite(shares)
     unusual = how_unusual(seen.steps[known], shares[known], moved[place], good.until, floor=_SHARE_FLOOR)
     before, after = float(seen.zeros[place, -2]), float(seen.zeros[place, -1])
-    named = what(Node.INPUT, seen.points[place].name, "")
-    text = f"{after:.0%} of {named} are zeros ({before:.0%} at step {int(seen.steps[-1]):,})"
-    text += f", {unusual.in_words(_WHAT)}"
+    now = f"{after:.0%} of {what(Node.INPUT, seen.points[place].name, '')} are zeros"
+    text = _sentence(seen, now, f"{before:.0%}", unusual.in_words(_WHAT))
     told = {"kind": MoveKind.BATCH, "text": text, "before": before, "after": after, "unit": "share"}
     yield move_of(seen, place, good, unusual, **told)
 
 
-def move_of(seen: Sampled, place: int, good: GoodSteps, unusual: Unusual, **told: Any) -> Move:
+def _sentence(seen: SampledValues, now: str, before: str, usual: str, others: int = 0) -> str:
+    """States how a point is now, how it was in the last recorded good step, and how many more are like it."""
+    also = f", and {others:,} more like it" if others else ""
+    return f"{now} ({before} at step {int(seen.steps[-1]):,}){also}, {usual}"
+
+
+def move_of(seen: SampledValues, place: int, good: GoodSteps, unusual: Unusual, **told: Any) -> Move:
     """The move of a point, with where it is."""
     point, sites = seen.points[place], seen.sites.get((place, seen.steps.size), ())
     return Move(
@@ -348,7 +342,7 @@ def move_of(seen: Sampled, place: int, good: GoodSteps, unusual: Unusual, **told
         module=point.module,
         op=point.op,
         name=point.name,
-        source=source_line(sites[0]) if sites else None,
+        source=SourceLine.of(sites[0]) if sites else None,
         **told,
     )
 
@@ -357,7 +351,7 @@ _CASTS = "_to_copy"
 _FORWARD = frozenset({Phase.FORWARD, Phase.LOSS})
 
 
-def moved_kinds(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
+def moved_kinds(seen: SampledValues, good: GoodSteps) -> Iterator[Move]:
     """The first point, in order of execution, whose dtype is another, and the first input whose shape is."""
     places = sorted(range(len(seen.points)), key=lambda place: seen.first[place])
     points = [(place, seen.points[place]) for place in places]
@@ -367,26 +361,22 @@ def moved_kinds(seen: Sampled, good: GoodSteps) -> Iterator[Move]:
     yield from _first(seen, good, inputs, MoveKind.SHAPE, "out_shapes")
 
 
-def _first(seen: Sampled, good: GoodSteps, places: Iterable[int], kind: MoveKind, of: str) -> Iterator[Move]:
+def _first(seen: SampledValues, good: GoodSteps, places: Iterable[int], kind: MoveKind, of: str) -> Iterator[Move]:
     """The first of some points that never was so before, with how many more there are."""
     changed = [place for place in places if _has_changed(seen, place, of)]
     if not changed:
         return
-    place, bad, last = changed[0], seen.steps.size, int(seen.steps[-1])
+    place, bad = changed[0], seen.steps.size
     before, after = (next(iter(seen.said(place, column, of))) for column in (bad - 1, bad))
     point = seen.points[place]
     unusual = never_moved(sum((place, column) in seen.sites for column in range(bad)))
-    also = f", and {len(changed) - 1:,} more like it" if len(changed) > 1 else ""
-    verb = "has the shape" if kind is MoveKind.SHAPE else "is in"
-    text = (
-        f"{what(point.op, point.name, point.module)} {verb} {after or 'scalar'} "
-        f"({before or 'scalar'} at step {last:,}){also}, {unusual.in_words('recorded steps')}"
-    )
-    unit = "shape" if kind is MoveKind.SHAPE else "dtype"
+    verb, unit = ("has the shape", "shape") if kind is MoveKind.SHAPE else ("is in", "dtype")
+    now = f"{what(point.op, point.name, point.module)} {verb} {after or 'scalar'}"
+    text = _sentence(seen, now, before or "scalar", unusual.in_words(_WHAT), len(changed) - 1)
     yield move_of(seen, place, good, unusual, kind=kind, text=text, before=before, after=after, unit=unit)
 
 
-def _has_changed(seen: Sampled, place: int, of: str) -> bool:
+def _has_changed(seen: SampledValues, place: int, of: str) -> bool:
     """Whether a point had one dtype or shape in all recorded good steps, and has another in the bad one."""
     bad = seen.steps.size
     was, now = seen.said(place, bad - 1, of), seen.said(place, bad, of)

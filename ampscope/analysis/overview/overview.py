@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,11 +13,19 @@ from ampscope.analysis.arrays import Columns, Curve, FloatArray, IntArray, make_
 from ampscope.analysis.results import Finding, Incident, MadeCure
 from ampscope.analysis.scale.scale_history import scale_after
 from ampscope.analysis.scale.scaler_course import changes_since
-from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, first_rank
-from ampscope.analysis.tables.step_history import History, in_order, log2_curve, measured, step_optimizers, steps_of
+from ampscope.analysis.tables.lazy_tables import collect, collect_rows, first_rank
+from ampscope.analysis.tables.step_history import (
+    History,
+    in_order,
+    log2_curve,
+    measured,
+    step_optimizers,
+    steps_of,
+    with_group,
+)
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
-from ampscope.trace.schema import CureKind, EventKind, EventRow, ScalerAction, ScalerEventRow, Table, said
+from ampscope.trace.schema import CureKind, EventKind, ScalerAction, ScalerEventRow, Table, said
 from ampscope.trace.schema.tables import details
 from ampscope.trace.vocabulary import Severity
 
@@ -30,12 +37,12 @@ def cures_made(run: Run, rank: int) -> tuple[MadeCure, ...]:
     """The changes that healing has made on a rank, in order."""
     lifted: dict[tuple[int, str], tuple[int, str]] = {}
     for row in run.rows(Table.EVENTS, rank=rank, kind=EventKind.CURE_LIFTED):
-        detail = _detail(row)
+        detail = details(row.text)
         key = _number(detail.get("cure")), str(detail.get("kind", ""))
         lifted.setdefault(key, (row.step, str(detail.get("text", ""))))
     made = []
     for row in run.rows(Table.EVENTS, rank=rank, kind=EventKind.CURE):
-        detail = _detail(row)
+        detail = details(row.text)
         kind = said(CureKind, str(detail.get("kind", "")), CureKind.MODULES_FP32)
         lifted_at, because = lifted.get((row.step, kind), (None, ""))
         made.append(
@@ -111,14 +118,6 @@ def _is_of(incident: Incident, step: int) -> bool:
     return step in (incident.step, incident.last_step) or (is_each and incident.step < step < incident.last_step)
 
 
-def _detail(row: EventRow) -> dict[str, Any]:
-    try:
-        detail = json.loads(row.text)
-    except ValueError:
-        return {}
-    return detail if isinstance(detail, dict) else {}
-
-
 def _number(value: Any) -> int:
     return value if isinstance(value, int) else -1
 
@@ -148,22 +147,19 @@ def group_curves(run: Run, rank: int, optimizer: int, steps: IntArray, first: Fl
         first: The first group's rate in each; NaN where it was not recorded.
     """
     rows = steps_of(run, rank, optimizer).filter(~nw.col("lrs").is_null())
-    ((count,),) = collect_expressions(rows, "count(*)")
+    ((count,),) = collect_rows(rows, "count(*)")
     if not count:
         return ()
     every = -(-count // _MOST_STEPS)
+    kept = steps % every == 0
+    steps, first = steps[kept], first[kept]
     chosen = rows.filter(nw.col("step") % every == 0).select("step", "lrs")
     places = {step: place for place, step in enumerate(steps.tolist())}  # a run may have grown since
     told = {places[row["step"]]: details(row["lrs"]) for row in collect(chosen) if row["step"] in places}
-    kept = steps % every == 0
-    steps, first = steps[kept], first[kept]
     names = dict.fromkeys(name for rates in told.values() for name in rates if name.partition(" ")[0] != "0")
     found = []
     for name in names:
-        rates = first.copy()
-        for place, each in told.items():
-            rate = each.get(name)
-            rates[place] = rate if isinstance(rate, (int, float)) else np.nan
+        rates = with_group(first, told, name)
         if _moves_otherwise(first, rates):
             number, _, own = name.partition(" ")
             known = ~np.isnan(rates)
@@ -184,7 +180,7 @@ _TOLD = (EventKind.RESUME, EventKind.NOTE, EventKind.WARNING, EventKind.UNSEEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class Milestone:
     """Something that happened once, at a step."""
 
     step: int
@@ -219,7 +215,7 @@ class Overview(NotebookRepr):
     lr: Curve = field(default_factory=Curve)  #: learning rate of the first parameter group
     group_lrs: tuple[GroupCurve, ...] = ()  #: those of further ones that move otherwise
     skips: tuple[int, ...] = ()  #: thinned; `skipped` is the true number
-    moments: tuple[Moment, ...] = ()  #: saves, loads, resumes and notes, in order
+    moments: tuple[Milestone, ...] = ()  #: saves, loads, resumes and notes, in order
 
     @property
     def skipped_share(self) -> float | None:
@@ -278,19 +274,19 @@ def _observing_share(steps: Columns, first: int = 0) -> float | None:
     return float(steps.floats("observing_s")[first:].sum()) / total if total > 0 else None
 
 
-def _moments(run: Run, rank: int) -> tuple[Moment, ...]:
+def _moments(run: Run, rank: int) -> tuple[Milestone, ...]:
     """Saves and loads of scaler state, resumes, notes and warnings, in order."""
     states = (ScalerAction.STATE_SAVED, ScalerAction.STATE_LOADED)
     found = [_state_moment(row) for action in states for row in run.rows(Table.SCALER_EVENTS, rank=rank, action=action)]
     for kind in _TOLD:
         rows = run.rows(Table.EVENTS, rank=rank, kind=kind)
-        found += [Moment(step=row.step, kind=kind, text=row.text) for row in rows]
+        found += [Milestone(step=row.step, kind=kind, text=row.text) for row in rows]
     for cure in cures_made(run, rank):
-        found.append(Moment(step=cure.step, kind=EventKind.CURE, text=cure.text))
+        found.append(Milestone(step=cure.step, kind=EventKind.CURE, text=cure.text))
         if cure.lifted_at is not None:
-            found.append(Moment(step=cure.lifted_at, kind=EventKind.CURE_LIFTED, text=cure.text))
+            found.append(Milestone(step=cure.lifted_at, kind=EventKind.CURE_LIFTED, text=cure.text))
     return tuple(sorted(found, key=lambda moment: moment.step))
 
 
-def _state_moment(row: ScalerEventRow) -> Moment:
-    return Moment(step=row.step, kind=row.action, text=f"{row.file}:{row.line}" if row.file else "")
+def _state_moment(row: ScalerEventRow) -> Milestone:
+    return Milestone(step=row.step, kind=row.action, text=f"{row.file}:{row.line}" if row.file else "")

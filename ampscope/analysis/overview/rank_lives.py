@@ -15,9 +15,9 @@ from enum import IntEnum, StrEnum
 import numpy as np
 
 from ampscope.analysis.arrays import IntArray
+from ampscope.analysis.causes.ranks import Apart, Shared
 from ampscope.analysis.overview.bad_steps import (
-    BadStep,
-    RankSteps,
+    BadAttempt,
     World,
     bad_steps,
     sightings,
@@ -25,9 +25,9 @@ from ampscope.analysis.overview.bad_steps import (
     world_of,
     written_steps,
 )
-from ampscope.analysis.overview.replicas import Apart, Replicas, Shared, replicas
-from ampscope.analysis.tables.lazy_tables import collect_groups
-from ampscope.analysis.words import ranks_in_words
+from ampscope.analysis.overview.replicas import Replicas, replicas
+from ampscope.analysis.tables.lazy_tables import collect_rows
+from ampscope.analysis.words import capitalized, ranks_in_words
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.files.folder_lock import is_locked
 from ampscope.trace.files.layout import rank_folder
@@ -77,7 +77,7 @@ class StepGrid:
         return first, min(first + self.steps_each - 1, self.last_step)
 
 
-def step_grid(run: Run, world: World, bad: Iterable[BadStep], apart: Iterable[Apart]) -> StepGrid:
+def step_grid(run: Run, world: World, bad: Iterable[BadAttempt], apart: Iterable[Apart]) -> StepGrid:
     """The picture of all ranks over all steps.
 
     Args:
@@ -96,7 +96,7 @@ def step_grid(run: Run, world: World, bad: Iterable[BadStep], apart: Iterable[Ap
         first, last = (each.first - low) // by_step, (each.last - low) // by_step
         cells[each.rank // by_rank, first : last + 1] = CellState.STEPPED
     where = f"rank // {by_rank}, (step - {low}) // {by_step}"
-    for row, column in collect_groups(run.table(Table.STEPS), where, where, where="skipped"):
+    for row, column in collect_rows(run.table(Table.STEPS), where, where, where="skipped"):
         cells[row, column] = CellState.SKIPPED
     grid = StepGrid(
         ranks=world.size, ranks_each=by_rank, first_step=low, last_step=high, steps_each=by_step, cells=cells
@@ -106,7 +106,7 @@ def step_grid(run: Run, world: World, bad: Iterable[BadStep], apart: Iterable[Ap
     return grid
 
 
-def _mark_bad(grid: StepGrid, bad: Iterable[BadStep]) -> None:
+def _mark_bad(grid: StepGrid, bad: Iterable[BadAttempt]) -> None:
     for each in bad:
         own = CellState.ORIGIN if each.since is None else CellState.AFTERMATH
         for seen, state in ((each.received, CellState.RECEIVED), (each.origins, own)):
@@ -127,7 +127,7 @@ def _mark(grid: StepGrid, rank: int, step: int, state: CellState) -> None:
         grid.cells[row, column] = max(grid.cells[row, column], state)
 
 
-class Life(StrEnum):
+class RankLife(StrEnum):
     """Whether a rank is still there."""
 
     WRITING = "writing"  #: a living process writes its tables
@@ -141,7 +141,7 @@ class RankState:
     """One rank at a glance; null means not recorded."""
 
     rank: int
-    life: Life
+    life: RankLife
     steps: int = 0
     last_step: int | None = None
     behind: int | None = None  #: steps that the rank that came furthest is ahead
@@ -160,7 +160,7 @@ _LIVES = (
 )
 
 
-def rank_states(run: Run, world: World, bad: Sequence[BadStep]) -> tuple[RankState, ...]:
+def rank_states(run: Run, world: World, bad: Sequence[BadAttempt]) -> tuple[RankState, ...]:
     """Every rank of the world, those of which nothing is there among them.
 
     Args:
@@ -168,52 +168,41 @@ def rank_states(run: Run, world: World, bad: Sequence[BadStep]) -> tuple[RankSta
         world: Its ranks.
         bad: Its bad steps.
     """
-    closed = {row[0] for row in collect_groups(run.table(Table.EVENTS), _LIVES, "rank") if _is_closed(row[1], row[2])}
+    closed = {row[0] for row in collect_rows(run.table(Table.EVENTS), _LIVES, "rank") if _is_closed(row[1], row[2])}
     signs = {rank: _last_sign(run, rank) for rank in world.present}
     newest = max(signs.values())
-    here, parts = set(world.present), _Parts(bad)
-    states = {rank: _life(run, rank, closed) if rank in here else Life.MISSING for rank in range(world.size)}
-    silent = {rank: newest - sign for rank, sign in signs.items() if rank not in closed}
-    steps = steps_by_rank(run)
+    here, steps = set(world.present), steps_by_rank(run)
     furthest = max((each.last for each in steps.values()), default=0)
-    return tuple(
-        _state(rank, life, steps.get(rank), furthest, silent.get(rank), parts) for rank, life in states.items()
-    )
+    origins = Counter(one.rank for each in bad if each.since is None for one in each.origins)
+    received = Counter(one.rank for each in bad for one in each.received)
+    found = []
+    for rank in range(world.size):
+        state = RankState(
+            rank=rank,
+            life=_life(run, rank, closed) if rank in here else RankLife.MISSING,
+            silent_s=newest - signs[rank] if rank in signs and rank not in closed else None,
+        )
+        if (own := steps.get(rank)) is not None:
+            state = replace(
+                state,
+                steps=own.steps,
+                last_step=own.last,
+                behind=furthest - own.last,
+                skipped=own.skipped,
+                loss=own.last_loss,
+                mean_loss=own.loss,
+                step_seconds=own.seconds,
+                origins=origins[rank],
+                received=received[rank],
+            )
+        found.append(state)
+    return tuple(found)
 
 
-class _Parts:
-    """How many bad steps began on each rank, and how many reached it."""
-
-    def __init__(self, bad: Sequence[BadStep]) -> None:
-        self.origins = Counter(one.rank for each in bad if each.since is None for one in each.origins)
-        self.received = Counter(one.rank for each in bad for one in each.received)
-
-
-def _state(  # noqa: PLR0917  # one value of each kind for one rank
-    rank: int, life: Life, steps: RankSteps | None, furthest: int, silent: float | None, parts: _Parts
-) -> RankState:
-    if steps is None:
-        return RankState(rank=rank, life=life, silent_s=silent)
-    return RankState(
-        rank=rank,
-        life=life,
-        steps=steps.steps,
-        last_step=steps.last,
-        behind=furthest - steps.last,
-        silent_s=silent,
-        skipped=steps.skipped,
-        loss=steps.last_loss,
-        mean_loss=steps.loss,
-        step_seconds=steps.seconds,
-        origins=parts.origins[rank],
-        received=parts.received[rank],
-    )
-
-
-def _life(run: Run, rank: int, closed: Collection[int]) -> Life:
+def _life(run: Run, rank: int, closed: Collection[int]) -> RankLife:
     if rank in closed:
-        return Life.CLOSED
-    return Life.WRITING if is_locked(rank_folder(run.path, rank)) else Life.DIED
+        return RankLife.CLOSED
+    return RankLife.WRITING if is_locked(rank_folder(run.path, rank)) else RankLife.DIED
 
 
 def _is_closed(closed: int | None, began: int | None) -> bool:
@@ -234,11 +223,11 @@ class Ranks(NotebookRepr):
 
     world: World = field(default_factory=World)
     states: tuple[RankState, ...] = ()  #: every rank, those that are missing among them
-    bad: tuple[BadStep, ...] = ()  #: the first first
+    bad: tuple[BadAttempt, ...] = ()  #: the first first
     replicas: Replicas = field(default_factory=Replicas)
     grid: StepGrid = field(default_factory=StepGrid)
 
-    def of_life(self, life: Life) -> tuple[int, ...]:
+    def of_life(self, life: RankLife) -> tuple[int, ...]:
         """The ranks that are so."""
         return tuple(state.rank for state in self.states if state.life is life)
 
@@ -299,9 +288,9 @@ def _first_bad(seen: Ranks) -> Iterator[str]:
 
 
 def _lag(seen: Ranks) -> Iterator[str]:
-    dead = seen.of_life(Life.DIED)
+    dead = seen.of_life(RankLife.DIED)
     if dead:
-        yield f"{_upper(ranks_in_words(dead))} ended without being closed."
+        yield f"{capitalized(ranks_in_words(dead))} ended without being closed."
     for state in seen.lagging[:_NAMED]:
         quiet = state.silent_s or 0.0
         silent = f", and was silent for the last {quiet:,.0f} s" if quiet > _QUIET_S else ""
@@ -312,11 +301,11 @@ def _lag(seen: Ranks) -> Iterator[str]:
 
 def _agreement(seen: Ranks) -> Iterator[str]:
     groups = seen.replicas.groups
-    silent = [each.rank for each in seen.states if each.life is not Life.MISSING and each.last_step is None]
+    silent = [each.rank for each in seen.states if each.life is not RankLife.MISSING and each.last_step is None]
     compared = len(seen.world.present) - len(silent)
     if silent and compared:
         nothing = "; nothing was compared" if compared < 2 else ""
-        yield f"{_upper(ranks_in_words(silent))} recorded no step{nothing}."
+        yield f"{capitalized(ranks_in_words(silent))} recorded no step{nothing}."
     if compared < 2:
         return
     if not groups:
@@ -339,7 +328,7 @@ _SHARED = {
 
 
 def _parted(apart: Apart) -> str:
-    who = _upper(ranks_in_words(apart.ranks))
+    who = capitalized(ranks_in_words(apart.ranks))
     what = _SHARED[apart.what]
     if apart.for_good:
         return f"{who} no longer have the same {what} since step {apart.step:,}: they train apart, by design or not."
@@ -350,7 +339,3 @@ def _parted(apart: Apart) -> str:
         held = f"{'holds' if len(apart.ranks) == 1 else 'hold'} other weights than {others}"
         return f"Of the traced steps, {apart.step:,} is the first at which {ranks_in_words(apart.ranks)} {held}."
     return f"{who} {verb} from {others} in the {what} at {apart.steps:,} {times}, first at step {apart.step:,}."
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -12,16 +12,17 @@ changes none of the two is not seen.
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import narwhals as nw
 
+from ampscope.analysis.causes.ranks import Apart, Shared
 from ampscope.analysis.overview.bad_steps import steps_by_rank
-from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, collect_groups, remembered
+from ampscope.analysis.tables.lazy_tables import collect, collect_rows, remembered
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Node, Table
 
@@ -34,9 +35,7 @@ def traced_together(run: Run, group: Sequence[int]) -> list[int]:
     """The steps that more than one rank of ``group`` traced, in order."""
     members = "" if len(group) == len(run.ranks) else f" AND rank IN ({', '.join(map(str, group))})"
     where = f"traced <> ''{members}"
-    rows = collect_groups(
-        run.table(Table.STEPS), "step, count(DISTINCT rank) AS n", "step", where=where, having="n > 1"
-    )
+    rows = collect_rows(run.table(Table.STEPS), "step, count(DISTINCT rank) AS n", "step", where=where, having="n > 1")
     return sorted(step for step, _ in rows)
 
 
@@ -74,15 +73,18 @@ def extremes(run: Run, group: Sequence[int], step: int) -> Mapping[str, Mapping[
     return found
 
 
-def differing(values: Mapping[int, Extremes]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def differing(
+    values: Mapping[int, Any], differs: Callable[[Any, Any], bool] = lambda one, other: repr(one) != repr(other)
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The ranks that differ from the majority, and the majority; all and none without one, None where all agree."""
     usual, count = Counter(map(repr, values.values())).most_common(1)[0]
-    others = tuple(rank for rank, each in sorted(values.items()) if repr(each) != usual)
+    expected = next(value for value in values.values() if repr(value) == usual)
+    others = tuple(rank for rank, value in sorted(values.items()) if differs(value, expected))
     if not others:
         return None
     if 2 * count <= len(values):
         return tuple(sorted(values)), ()
-    return others, tuple(rank for rank in sorted(values) if rank not in others)
+    return others, tuple(rank for rank in sorted(values) if rank not in set(others))
 
 
 #: Steps at the beginning that have to agree to the last bit, and how many of them have to be finite, for ranks to be
@@ -92,45 +94,6 @@ _FIRST, _LEAST = 16, 4
 ROUNDING = 1e-5
 #: Steps that are looked at rank by rank where replicas disagree: the first, and some of the rest.
 _LOOKED_AT, _SAMPLED = 16, 16
-#: Above this share of all steps since the first, ranks do not part now and then: they train apart.
-_FOR_GOOD = 0.5
-
-
-class Shared(StrEnum):
-    """Names the quantities that replicas have in common at every step."""
-
-    GRAD_NORM = "grad_norm"
-    SCALE = "scale"
-    SKIPPED = "skipped"
-    WEIGHTS = "weights"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apart:
-    """Ranks that parted from replicas with which they had agreed."""
-
-    what: Shared
-    optimizer: int
-    step: int  #: the first step at which they differ
-    last_step: int
-    steps: int  #: how many steps they differ at
-    ranks: tuple[int, ...]  #: those that differ from the majority; all of them where there is none
-    others: tuple[int, ...]  #: those that went on agreeing; empty where there is no majority
-    value: float  #: on the first of `ranks` at `step`; 1 for a skip
-    expected: float  #: on the `others`; without a majority, on the last of `ranks`
-    parameter: str = ""  #: for `Shared.WEIGHTS`: the first that differs; value and expected are of its extremes
-    agreed_at: int | None = None  #: for `Shared.WEIGHTS`: the last step before that was looked at; they agreed there
-
-    @property
-    def is_split(self) -> bool:
-        """Whether nobody can be said to be right."""
-        return not self.others
-
-    @property
-    def for_good(self) -> bool:
-        """Whether the ranks all went their own ways from some step on, as in training that synchronises seldom."""
-        every = self.last_step - self.step + 1
-        return self.is_split and self.what is Shared.GRAD_NORM and self.steps > max(1.0, _FOR_GOOD * every)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +132,7 @@ def _is_early(parted: Mapping[tuple[int, int], Mapping[Shared, list[int]]]) -> b
 def _first_norms(run: Run, rank: int | None = None) -> dict[int, dict[tuple[int, int], float]]:
     """The gradient norms of each rank at the first steps, by optimizer and step."""
     where, steps = f"step < {_FIRST} AND grad_norm IS NOT NULL", run.table(Table.STEPS, rank=rank)
-    rows = collect_expressions(steps, f"rank, optimizer, step, {_NORM}", where=where)
+    rows = collect_rows(steps, f"rank, optimizer, step, {_NORM}", where=where)
     norms: dict[int, dict[tuple[int, int], float]] = defaultdict(dict)
     for each, optimizer, step, norm in rows:
         norms[each][optimizer, step] = norm
@@ -218,7 +181,7 @@ def _parted(run: Run, groups: Sequence[Sequence[int]]) -> Mapping[tuple[int, int
     numbers = ", ".join(str(group_of.get(rank, -1)) for rank in range(max(group_of) + 1))
     member = f"coalesce(([{numbers}])[rank + 1], -1)"
     differing = ", ".join(f"{differs} AS {what}" for what, differs in _DIFFERS.items())
-    rows = collect_groups(
+    rows = collect_rows(
         run.table(Table.STEPS),
         f"{member} AS member, optimizer, step, {differing}",
         f"{member}, optimizer, step",
@@ -245,7 +208,7 @@ def _apart(run: Run, group: Sequence[int], optimizer: int, parted: Mapping[Share
 def _of_kind(run: Run, group: Sequence[int], optimizer: int, what: Shared, steps: Sequence[int]) -> list[Apart]:
     looked_at = [*steps[:_LOOKED_AT], *steps[_LOOKED_AT :: max(1, len(steps) // _SAMPLED)]]
     where = f"optimizer = {optimizer} AND step IN ({', '.join(map(str, looked_at))})"
-    rows = collect_expressions(run.table(Table.STEPS), f"step, rank, {what.value}", where=where, order="step, rank")
+    rows = collect_rows(run.table(Table.STEPS), f"step, rank, {what.value}", where=where, order="step, rank")
     members = set(group)
     values: dict[int, dict[int, Any]] = defaultdict(dict)
     for step, rank, value in rows:
@@ -253,7 +216,7 @@ def _of_kind(run: Run, group: Sequence[int], optimizer: int, what: Shared, steps
             values[step][rank] = value
     first: dict[int, Apart] = {}
     for step in sorted(values):
-        parts = _split(values[step], what)
+        parts = differing(values[step], _norms_differ if what is Shared.GRAD_NORM else operator.ne)
         if parts is None or set(parts[0]) <= first.keys():
             continue
         ranks, others = tuple(rank for rank in parts[0] if rank not in first), parts[1]
@@ -313,21 +276,7 @@ def _weight_apart(
     )
 
 
-def _split(values: Mapping[int, Any], what: Shared) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Ranks that differ from the majority, and the majority; all and none without one; None where all agree."""
-    usual, count = Counter(map(repr, values.values())).most_common(1)[0]
-    expected = next(value for value in values.values() if repr(value) == usual)
-    differing = tuple(rank for rank, value in sorted(values.items()) if _differs(value, expected, what))
-    if not differing:
-        return None
-    if 2 * count <= len(values):
-        return tuple(sorted(values)), ()
-    return differing, tuple(rank for rank in sorted(values) if rank not in set(differing))
-
-
-def _differs(value: Any, expected: Any, what: Shared) -> bool:
-    if what is not Shared.GRAD_NORM:
-        return bool(value != expected)
+def _norms_differ(value: float, expected: float) -> bool:
     if not (math.isfinite(value) and math.isfinite(expected)):
         return math.isfinite(value) != math.isfinite(expected)
-    return bool(abs(value - expected) > ROUNDING * max(abs(value), abs(expected)))
+    return abs(value - expected) > ROUNDING * max(abs(value), abs(expected))

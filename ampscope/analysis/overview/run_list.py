@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ampscope.analysis.arrays import Curve
-from ampscope.analysis.tables.lazy_tables import Lazy, collect, first_rank, rank_table
+from ampscope.analysis.tables.lazy_tables import Lazy, collect, first_rank
 from ampscope.errors import RunError
 from ampscope.trace.files.layout import ranks
 from ampscope.trace.manifest import read_manifest
@@ -61,9 +61,9 @@ def pulse(run: Run, *, rank: int | None = None) -> Pulse:
     mean = nw.col("duration_s").mean().alias("seconds")
     loss, norm = (nw.col(name).is_finite().fill_null(value=True) for name in ("loss", "grad_norm"))
     nonfinite = (~(loss & norm)).cast(nw.Int64).sum().alias("nonfinite")
-    steps = _only(rank_table(run, Table.STEPS, rank).select(*last, mean, traced, nonfinite))
+    steps = _only(run.table(Table.STEPS, rank=rank).select(*last, mean, traced, nonfinite))
     incidents, findings = (
-        _only(rank_table(run, each, rank).select(*last)) for each in (Table.INCIDENTS, Table.FINDINGS)
+        _only(run.table(each, rank=rank).select(*last)) for each in (Table.INCIDENTS, Table.FINDINGS)
     )
     return Pulse(
         status=run.status,

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import narwhals as nw
 
-from ampscope.analysis.tables.lazy_tables import collect, first_rank, rank_table
+from ampscope.analysis.tables.lazy_tables import collect, first_rank
 from ampscope.analysis.tables.traced_steps import TracedStep, of_step, traced_steps
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, SiteRow, StepRow, Table
@@ -170,7 +170,7 @@ def _first_ops(run: Run, rank: int, sites: set[int]) -> dict[int, tuple[int, str
             row["site"]: (newest.step, newest.source, row["seq"]) for row in collect(there.group_by("site").agg(first))
         }
     if left := sorted(sites - found.keys()):
-        elsewhere = rank_table(run, Table.OPS, rank).filter(nw.col("site").is_in(left))
+        elsewhere = run.table(Table.OPS, rank=rank).filter(nw.col("site").is_in(left))
         rows = collect(elsewhere.group_by("site", "step", "source").agg(first).sort("step", "source"))
         found.update({row["site"]: (row["step"], row["source"], row["seq"]) for row in rows})
     return found

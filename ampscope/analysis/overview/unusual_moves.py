@@ -10,7 +10,8 @@ import numpy as np
 
 from ampscope.analysis.arrays import FloatArray, IntArray
 from ampscope.analysis.results import Move
-from ampscope.analysis.words import number, place_in_words
+from ampscope.analysis.words import place_in_words
+from ampscope.numerals import number
 from ampscope.trace.schema import Node
 
 #: The score of what moves for the first time, and the highest of all else.
@@ -100,7 +101,7 @@ _ROOM, _NAMED = 200, 3
 _LONGEST = 48
 
 
-class Compared(NamedTuple):
+class Comparability(NamedTuple):
     """Describes how far the recorded steps could be compared."""
 
     values: int  #: that are finite in both
@@ -123,7 +124,7 @@ def _brief(name: str) -> str:
     return name if len(name) <= _LONGEST else f"{name[:16]}...{name[-24:]}"
 
 
-def summary(step: int, calm: int, moves: Sequence[Move], compared: Compared | None) -> str:
+def summary(step: int, calm: int, moves: Sequence[Move], compared: Comparability | None) -> str:
     """When it was last good, and what has moved since, in one or two sentences.
 
     Args:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from ampscope.analysis.precision.op_losses import (
     BACKWARD_CODE,
-    Loss,
     OpLoss,
     Origins,
+    PrecisionLoss,
     leaves_out,
     op_losses,
     unit,
@@ -23,7 +23,7 @@ from ampscope.trace.read.run import Run
 from ampscope.trace.schema import LOSS_CODE, AuditOpRow, AuditRow, AuditStatus, Node, SiteRow, Table
 
 #: The gravest first.
-_GRAVITY = (Loss.CANCELS, Loss.COARSE, Loss.ROUNDS, Loss.NOTHING)
+_GRAVITY = (PrecisionLoss.CANCELS, PrecisionLoss.COARSE, PrecisionLoss.ROUNDS, PrecisionLoss.NOTHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class LayerLoss:
     module: str  #: empty for the model itself; ``(loss)`` for the code outside every module, with its backward, and
     #: ``(backward)`` for what backward does for none
     module_type: str
-    kind: Loss  #: the gravest of its ops'
+    kind: PrecisionLoss  #: the gravest of its ops'
     moves_loss: float  #: by how much the errors may move the loss that it makes, and those that it lets through by
     #: cancelling, whatever their signs
     contribution: float | None  #: what its own errors add to the loss, to first order
@@ -99,7 +99,7 @@ def _gradients(rows: Iterable[AuditOpRow], sites: Mapping[int, SiteRow]) -> dict
 
 
 #: What stands out beside what every op does.
-GRAVE = (Loss.CANCELS, Loss.COARSE)
+GRAVE = (PrecisionLoss.CANCELS, PrecisionLoss.COARSE)
 #: Layers that are no modules.
 _OUTSIDE = {
     "": "The model's own forward",
@@ -160,7 +160,7 @@ def _inside(layer: LayerLoss) -> str:
 def _how(op: OpLoss, layer: str, before: Sequence[str]) -> str:
     where = f" at {op.source.file}:{op.source.line}" if op.source is not None else ""
     name = f"{op_in_words(op.op)}{where}"
-    if op.kind is Loss.CANCELS:
+    if op.kind is PrecisionLoss.CANCELS:
         elsewhere = [each for each in before if each != layer]
         rounded = f", rounded in {' and '.join(elsewhere[:3])}," if elsewhere else ""
         return (
@@ -198,7 +198,7 @@ class AuditedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Audit(NotebookRepr):
+class AuditReport(NotebookRepr):
     """The audit of one step; no step where a run has none.
 
     It has many attributes because it is all that any view shows of an audit, and the JSON of one.
@@ -231,7 +231,7 @@ class Audit(NotebookRepr):
     seconds: float = 0.0  #: how long it took
 
 
-def audit(run: Run, *, step: int | None = None, rank: int | None = None) -> Audit | None:
+def audit(run: Run, *, step: int | None = None, rank: int | None = None) -> AuditReport | None:
     """Returns the results of one audit of a run.
 
     Args:
@@ -253,7 +253,7 @@ def audit(run: Run, *, step: int | None = None, rank: int | None = None) -> Audi
         for row in rows
     )
     if not rows and step is None:
-        return Audit(rank=rank)
+        return AuditReport(rank=rank)
     chosen = _chosen(rows, step)
     return None if chosen is None else _of(run, rank, chosen, audited)
 
@@ -264,9 +264,9 @@ def _chosen(rows: Sequence[AuditRow], step: int | None) -> AuditRow | None:
     return next(reversed(made or asked), None)
 
 
-def _of(run: Run, rank: int, row: AuditRow, audited: tuple[AuditedStep, ...]) -> Audit:
+def _of(run: Run, rank: int, row: AuditRow, audited: tuple[AuditedStep, ...]) -> AuditReport:
     known = row.loss is not None and row.reference_loss is not None
-    found = Audit(
+    found = AuditReport(
         rank=rank,
         audited=audited,
         step=row.step,
@@ -292,10 +292,10 @@ def _of(run: Run, rank: int, row: AuditRow, audited: tuple[AuditedStep, ...]) ->
     missing = row.ops > len({each.seq for each in of_ops if each.site in sites})
     ops = op_losses(of_ops, sites, origins.let_through)
     layers = layer_losses(ops, of_ops, sites)
-    rounded = {name for each in ops for name in each.dtypes if each.kind is not Loss.NOTHING}
+    rounded = {name for each in ops for name in each.dtypes if each.kind is not PrecisionLoss.NOTHING}
     coarsest = max(rounded & FINFO.keys(), key=lambda name: unit([name]), default="")
     worst = layers[0].worst if layers else None
-    before = origins.rounded_in(worst.seq) if worst is not None and worst.kind is Loss.CANCELS else ()
+    before = origins.rounded_in(worst.seq) if worst is not None and worst.kind is PrecisionLoss.CANCELS else ()
     return replace(
         found,
         layers=layers,

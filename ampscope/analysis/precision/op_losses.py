@@ -10,7 +10,6 @@ from enum import StrEnum
 from functools import cached_property
 
 from ampscope.analysis.results import SourceLine
-from ampscope.analysis.step_graph import source_line
 from ampscope.analysis.words import op_in_words
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import LOSS_CODE, AuditOpRow, EdgeRow, Node, Phase, SiteRow
@@ -34,7 +33,7 @@ SUMS = frozenset(
 )
 
 
-class Loss(StrEnum):
+class PrecisionLoss(StrEnum):
     """How an op loses precision."""
 
     CANCELS = "cancels"  #: its terms nearly cancel: what is left of them is mostly the error that they came with
@@ -58,7 +57,7 @@ class OpLoss:
     source: SourceLine | None
     dtypes: tuple[str, ...]  #: of its operands and outputs, each once
     executions: int
-    kind: Loss
+    kind: PrecisionLoss
     local: float | None  #: its own error, on its own operands
     inherited: float | None  #: what its operands bring, as it appears in its result
     total: float | None  #: both, against the step in the reference dtype
@@ -163,14 +162,14 @@ def _loss(
     lost = [row for row in rows if cancels(row, site, coarsest)]
     known = [row.contribution for row in rows if row.contribution is not None]
     worst = max(lost, key=lambda row: row.inherited or 0.0) if lost else max(rows, key=lambda row: row.local or 0.0)
-    kind = Loss.CANCELS if lost else _kind(worst.local or 0.0, own)
+    kind = PrecisionLoss.CANCELS if lost else _kind(worst.local or 0.0, own)
     return OpLoss(
         op=site.op,
         module=site.module,
         layer=layer,
         module_type=site.module_type,
         phase=site.phase,
-        source=source_line(site),
+        source=SourceLine.of(site),
         dtypes=tuple(dict.fromkeys(_dtypes(site))),
         executions=len(rows),
         kind=kind,
@@ -185,10 +184,10 @@ def _loss(
     )
 
 
-def _kind(local: float, unit_of_rounding: float) -> Loss:
+def _kind(local: float, unit_of_rounding: float) -> PrecisionLoss:
     if not local:
-        return Loss.NOTHING
-    return Loss.COARSE if local > COARSE * unit_of_rounding else Loss.ROUNDS
+        return PrecisionLoss.NOTHING
+    return PrecisionLoss.COARSE if local > COARSE * unit_of_rounding else PrecisionLoss.ROUNDS
 
 
 def _dtypes(site: SiteRow) -> list[str]:

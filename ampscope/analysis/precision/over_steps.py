@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 
 from ampscope.analysis.rounding import ran_in
-from ampscope.analysis.tables.lazy_tables import collect_groups, first_rank, rank_table
+from ampscope.analysis.tables.lazy_tables import collect_rows, first_rank
 from ampscope.analysis.tables.traced_steps import TracedStep, executed, traced_steps
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
@@ -154,7 +154,7 @@ def _of_training(traced: Sequence[TracedStep], optimizer: int) -> list[TracedSte
 def _signatures(run: Run, rank: int) -> dict[tuple[int, str], tuple[int, int]]:
     """By step and source, what is the same for those that ran the same program points in the same order."""
     asked = "step, source, count(*), bit_xor(hash(seq, site))"
-    found = collect_groups(rank_table(run, Table.OPS, rank), asked, "step, source", where="out = 0")
+    found = collect_rows(run.table(Table.OPS, rank=rank), asked, "step, source", where="out = 0")
     return {(step, source): (count, number) for step, source, count, number in found}
 
 

@@ -34,14 +34,14 @@ from ampscope.analysis.scale.scale_history import scale_history
 from ampscope.analysis.scale.window import OptimizerPart, scale_window
 from ampscope.analysis.tables.exponent_rows import (
     NEWEST,
-    Execution,
+    CountedExecution,
     Measured,
     MeasuredRow,
     counted,
     executions,
     measured_rows,
 )
-from ampscope.analysis.tables.lazy_tables import group_columns, rank_table
+from ampscope.analysis.tables.lazy_tables import collect_columns
 from ampscope.analysis.tables.step_history import histories
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
@@ -101,7 +101,7 @@ _NODES = frozenset(Node)
 
 
 def amax_before(
-    run: Run, rank: int, rows: Sequence[MeasuredRow], done: Sequence[Execution]
+    run: Run, rank: int, rows: Sequence[MeasuredRow], done: Sequence[CountedExecution]
 ) -> tuple[FloatArray, BoolArray]:
     """Returns the largest magnitude of each row's place in the recorded steps before, and whether there is any.
 
@@ -133,7 +133,7 @@ def _step_before(row: MeasuredRow, step: int, size: float) -> float:
 
 
 def _largest(
-    run: Run, rank: int, rows: Sequence[MeasuredRow], done: Sequence[Execution]
+    run: Run, rank: int, rows: Sequence[MeasuredRow], done: Sequence[CountedExecution]
 ) -> dict[tuple[int, int], tuple[list[int], list[float]]]:
     """By place, the steps in which it was measured, ascending, and its largest finite magnitude in each."""
     sites = {row.site.site: row for row in rows}
@@ -173,7 +173,7 @@ def _by_place(seen: Columns, sizes: FloatArray) -> dict[tuple[int, int], tuple[l
     }
 
 
-def _steps_before(measured: Iterable[Execution], done: Sequence[Execution], reach: int) -> set[int]:
+def _steps_before(measured: Iterable[CountedExecution], done: Sequence[CountedExecution], reach: int) -> set[int]:
     """The recorded steps of the same optimizer, at most ``reach``, before each of those that were measured."""
     by_optimizer: Mapping[int, list[int]] = defaultdict(list)
     for each in done:
@@ -192,7 +192,7 @@ def _extremes(run: Run, rank: int, sites: Iterable[int], steps: Collection[int])
     size = 'max(greatest(abs("min"), abs("max")))'
     keys = "step, source, site, out"
     where = f'site IN ({", ".join(map(str, sites))}) AND isfinite("min") AND isfinite("max")'
-    return group_columns(rank_table(run, Table.OPS, rank, step=steps), f"{keys}, {size} AS size", keys, where=where)
+    return collect_columns(run.table(Table.OPS, step=steps, rank=rank), f"{keys}, {size} AS size", keys, where=where)
 
 
 #: The loss scale that float16 is judged at in a run that has none: ``GradScaler``'s first, or the largest that fits.

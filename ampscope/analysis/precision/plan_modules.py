@@ -13,7 +13,7 @@ from ampscope.analysis.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.exponents import Exponents
 from ampscope.analysis.rounding import FORMATS, NumberFormat
 from ampscope.analysis.tables.exponent_rows import Measured, MeasuredRow
-from ampscope.analysis.tables.lazy_tables import collect, rank_table
+from ampscope.analysis.tables.lazy_tables import collect
 from ampscope.provenance import op_name
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import BLOCK, Cast, Node, Phase, SiteRow, Table
@@ -223,8 +223,8 @@ def _given(
     steps = sorted({row.execution.step for row in rows})
     if not products or not steps:
         return
-    ops = rank_table(run, Table.OPS, rank, step=steps).filter(nw.col("site").is_in(products))
-    edges = rank_table(run, Table.EDGES, rank, step=steps)
+    ops = run.table(Table.OPS, step=steps, rank=rank).filter(nw.col("site").is_in(products))
+    edges = run.table(Table.EDGES, step=steps, rank=rank)
     keys = ["step", "source", "seq"]
     joined = edges.select(*keys, "from_seq", "from_out").join(ops.select(*keys, "site").unique(), on=keys, how="inner")
     for edge in collect(joined):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any, TypeVar
 
 import narwhals as nw
 
 from ampscope.analysis.results import SourceLine
 from ampscope.analysis.rounding import is_floating, plain, ran_in
 from ampscope.analysis.tables.lazy_tables import collect
-from ampscope.analysis.tables.traced_steps import Executed, TracedStep, executed, of_step, traced_steps
+from ampscope.analysis.tables.traced_steps import ExecutedSite, TracedStep, executed, of_step, traced_steps
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Cast, SiteRow, Table, said
@@ -20,7 +21,7 @@ from ampscope.trace.schema import Cast, SiteRow, Table, said
 _WIDE = frozenset({"float32", "float64"})
 
 
-class Reason(StrEnum):
+class WideReason(StrEnum):
     """Why an op inside an autocast region ran in a wide dtype."""
 
     POLICY = "policy"  #: autocast widened an operand for it
@@ -38,37 +39,33 @@ class Fp32Island:
     module: str
     phase: str
     dtype: str
-    reason: Reason
+    reason: WideReason
     source: SourceLine | None
     count: int
     elements: int
     first: int = 0  #: sequence number of the first
 
 
-def fp32_islands(run: Run, traced: TracedStep, done: Iterable[Executed]) -> tuple[Fp32Island, ...]:
+def fp32_islands(run: Run, traced: TracedStep, done: Iterable[ExecutedSite]) -> tuple[Fp32Island, ...]:
     """The wide ops among ``done`` that an autocast region encloses, most elements first."""
     wide = [one for one in done if one.site.autocast and ran_in(one.site) in _WIDE]
     if not wide:
         return ()
     after = _sites_after_casts(run, traced)
-    groups: dict[tuple[object, ...], Fp32Island] = {}
-    for one in wide:
-        island = _island(one, _reason(one.site, after))
-        key = (island.op, island.module, island.phase, island.dtype, island.reason, island.source)
-        groups[key] = _joined(groups[key], island) if key in groups else island
-    return tuple(sorted(groups.values(), key=lambda island: -island.elements))
+    islands = (_island(one, _reason(one.site, after)) for one in wide)
+    return tuple(sorted(_added_up(islands, ("count", "elements")), key=lambda island: -island.elements))
 
 
-def _reason(site: SiteRow, after: dict[int, frozenset[str]]) -> Reason:
+def _reason(site: SiteRow, after: dict[int, frozenset[str]]) -> WideReason:
     casts = after.get(site.site, frozenset())
     widths = {plain(dtype) in _WIDE for dtype in site.in_dtypes if is_floating(dtype)}
     if Cast.AUTOCAST in casts:
-        return Reason.POLICY
+        return WideReason.POLICY
     if Cast.EXPLICIT in casts:
-        return Reason.REQUESTED
+        return WideReason.REQUESTED
     if widths == {True, False}:
-        return Reason.PROMOTED
-    return Reason.OPERANDS if widths == {True} else Reason.OWN
+        return WideReason.PROMOTED
+    return WideReason.OPERANDS if widths == {True} else WideReason.OWN
 
 
 def _sites_after_casts(run: Run, traced: TracedStep) -> dict[int, frozenset[str]]:
@@ -88,7 +85,7 @@ def _widens(site: SiteRow) -> bool:
     return site.cast in (Cast.AUTOCAST, Cast.EXPLICIT) and any(plain(dtype) in _WIDE for dtype in site.out_dtypes)
 
 
-def _island(one: Executed, reason: Reason) -> Fp32Island:
+def _island(one: ExecutedSite, reason: WideReason) -> Fp32Island:
     site = one.site
     return Fp32Island(
         op=site.op,
@@ -96,24 +93,10 @@ def _island(one: Executed, reason: Reason) -> Fp32Island:
         phase=site.phase,
         dtype=ran_in(site),
         reason=reason,
-        source=one.line,
+        source=SourceLine.of(site),
         count=one.count,
         elements=one.elements,
         first=one.first,
-    )
-
-
-def _joined(left: Fp32Island, right: Fp32Island) -> Fp32Island:
-    return Fp32Island(
-        op=left.op,
-        module=left.module,
-        phase=left.phase,
-        dtype=left.dtype,
-        reason=left.reason,
-        source=left.source,
-        count=left.count + right.count,
-        elements=left.elements + right.elements,
-        first=min(left.first, right.first),
     )
 
 
@@ -171,6 +154,9 @@ class CastRow:
     first: int = 0  #: sequence number of the first
 
 
+Counted = TypeVar("Counted", Fp32Island, CastRow)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision(NotebookRepr):
     """The precision of one traced step; every count is of that step alone."""
@@ -197,7 +183,7 @@ def precision(run: Run, *, step: int | None = None, source: str | None = None, r
     if chosen is None:
         return Precision(traced=traced)
     done = executed(run, chosen)
-    casts = _casts(one for one in done if one.site.cast != Cast.NONE)
+    casts = _cast_rows(_cast(one) for one in done if one.site.cast != Cast.NONE)
     computing = [one for one in done if one.site.cast == Cast.NONE and ran_in(one.site)]
     return Precision(
         step=chosen.step,
@@ -207,7 +193,7 @@ def precision(run: Run, *, step: int | None = None, source: str | None = None, r
         total=PrecisionRow(name="", kind="", shares=_shares(computing)),
         modules=_rows(computing, lambda site: site.module, lambda site: site.module_type),
         ops=_rows(computing, lambda site: site.op, lambda _: ""),
-        cast_totals=_cast_totals(casts),
+        cast_totals=_cast_rows(replace(row, module="", phase="", source=None) for row in casts),
         casts=casts,
         islands=fp32_islands(run, chosen, computing),
     )
@@ -240,9 +226,9 @@ def _folded(name: str, group: list[PrecisionRow]) -> PrecisionRow:
 
 
 def _rows(
-    done: Iterable[Executed], name: Callable[[SiteRow], str], kind: Callable[[SiteRow], str]
+    done: Iterable[ExecutedSite], name: Callable[[SiteRow], str], kind: Callable[[SiteRow], str]
 ) -> tuple[PrecisionRow, ...]:
-    groups: dict[str, list[Executed]] = defaultdict(list)
+    groups: dict[str, list[ExecutedSite]] = defaultdict(list)
     for one in done:
         groups[name(one.site)].append(one)
     return tuple(
@@ -251,7 +237,7 @@ def _rows(
     )
 
 
-def _shares(done: Iterable[Executed]) -> tuple[Share, ...]:
+def _shares(done: Iterable[ExecutedSite]) -> tuple[Share, ...]:
     return _sum(Share(dtype=ran_in(one.site), ops=one.count, bytes=one.bytes) for one in done)
 
 
@@ -265,30 +251,25 @@ def _sum(shares: Iterable[Share]) -> tuple[Share, ...]:
     return tuple(sorted(joined, key=lambda share: (-share.ops, share.dtype)))
 
 
-def _casts(done: Iterable[Executed]) -> tuple[CastRow, ...]:
-    return _add_up((_cast(one) for one in done), lambda row: row)
-
-
-def _cast_totals(rows: Iterable[CastRow]) -> tuple[CastRow, ...]:
-    return _add_up(rows, lambda row: replace(row, module="", phase="", source=None))
-
-
-def _add_up(rows: Iterable[CastRow], place: Callable[[CastRow], CastRow]) -> tuple[CastRow, ...]:
-    """The rows summed where ``place``, which forgets details, makes them equal; most elements first."""
-    sums: dict[CastRow, list[CastRow]] = defaultdict(list)
-    for row in rows:
-        sums[replace(place(row), count=0, elements=0, bytes=0, first=0)].append(row)
-    joined = [_sum_casts(key, group) for key, group in sums.items()]
+def _cast_rows(rows: Iterable[CastRow]) -> tuple[CastRow, ...]:
+    """The rows summed where all else is the same; most elements first."""
+    joined = _added_up(rows, ("count", "elements", "bytes"))
     return tuple(sorted(joined, key=lambda row: (-row.elements, -row.count)))
 
 
-def _sum_casts(key: CastRow, group: list[CastRow]) -> CastRow:
-    count, elements = sum(row.count for row in group), sum(row.elements for row in group)
-    first = min(row.first for row in group)
-    return replace(key, count=count, elements=elements, bytes=sum(row.bytes for row in group), first=first)
+def _added_up(rows: Iterable[Counted], names: Sequence[str]) -> list[Counted]:
+    """The rows that are the same but for their numbers as one, with these numbers summed up, in order of appearance."""
+    groups: dict[Counted, list[Counted]] = defaultdict(list)
+    for row in rows:
+        groups[replace(row, first=0, **_sums((), names))].append(row)
+    return [replace(key, first=min(row.first for row in group), **_sums(group, names)) for key, group in groups.items()]
 
 
-def _cast(one: Executed) -> CastRow:
+def _sums(rows: Sequence[Counted], names: Sequence[str]) -> Mapping[str, Any]:
+    return {name: sum(getattr(row, name) for row in rows) for name in names}
+
+
+def _cast(one: ExecutedSite) -> CastRow:
     site = one.site
     return CastRow(
         kind=said(Cast, site.cast, Cast.NONE),
@@ -296,7 +277,7 @@ def _cast(one: Executed) -> CastRow:
         to_dtype=plain(site.out_dtypes[0]) if site.out_dtypes else "",
         module=site.module,
         phase=site.phase,
-        source=one.line,
+        source=SourceLine.of(site),
         count=one.count,
         elements=one.elements,
         bytes=one.bytes,

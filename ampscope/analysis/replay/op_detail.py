@@ -12,13 +12,12 @@ import numpy as np
 from ampscope.analysis.arrays import BoolArray, IntArray
 from ampscope.analysis.replay.recording import STATISTICS, Recording
 from ampscope.analysis.results import Operand, SourceLine
-from ampscope.analysis.step_graph import source_line
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ENTRY_NODES, UNMEASURED, Cast, SiteRow, Statistics, Table, said
 from ampscope.trace.schema.tables import details
 
 
-class Kind(StrEnum):
+class OpKind(StrEnum):
     """Names the kinds of ops that can be jumped to."""
 
     CAST = "cast"
@@ -26,7 +25,7 @@ class Kind(StrEnum):
     NONFINITE = "nonfinite"  #: where NaN or infinity begins that is not intended: nothing that the op read was so
 
 
-def marked(seen: Recording, kind: Kind) -> IntArray:
+def marked(seen: Recording, kind: OpKind) -> IntArray:
     """The positions of every op of ``kind``, ascending."""
     return np.flatnonzero(_flags(seen, kind))
 
@@ -61,10 +60,10 @@ def _text(site: SiteRow) -> str:
     return "\n".join(told).casefold()
 
 
-def _flags(seen: Recording, kind: Kind) -> BoolArray:
-    if kind is Kind.CAST:
+def _flags(seen: Recording, kind: OpKind) -> BoolArray:
+    if kind is OpKind.CAST:
         return seen.cast
-    if kind is Kind.NEAR:
+    if kind is OpKind.NEAR:
         return seen.near & ~seen.entry
     return seen.born & ~seen.intended
 
@@ -74,7 +73,7 @@ MAX_NEIGHBOURS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Magnitudes:
+class OperandMagnitudes:
     """Sets values against the range of their dtype; exponents of 2, None where not known."""
 
     smallest: float | None = None
@@ -105,7 +104,7 @@ class OpLine:
     phase: str
     dtype: str
     role: str = ""  #: what it is to the op in whose list it stands
-    magnitudes: Magnitudes
+    magnitudes: OperandMagnitudes
     is_cast: bool
     is_near: bool
     is_finite: bool
@@ -150,7 +149,7 @@ def op_line(seen: Recording, position: int, role: str = "") -> OpLine:
         phase=site.phase,
         dtype=next(iter(site.out_dtypes), ""),
         role=role,
-        magnitudes=Magnitudes(
+        magnitudes=OperandMagnitudes(
             smallest=known(seen.smallest[position]),
             largest=known(seen.largest[position]),
             floor=known(seen.floor[position]),
@@ -177,7 +176,7 @@ def op_detail(seen: Recording, position: int) -> OpDetail:
     return OpDetail(
         line=op_line(seen, position),
         module_type=site.module_type,
-        source=source_line(site),
+        source=SourceLine.of(site),
         autocast=site.autocast,
         cast=known,
         scalars=tuple((name, str(value)) for name, value in details(site.scalars).items()),

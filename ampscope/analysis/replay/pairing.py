@@ -269,13 +269,13 @@ class _Found:
         """Beginnings of names that became others, by the pairs known so far; each as most of them say."""
         votes: dict[str, Counter[str]] = {}
         for mine, theirs in self.pairs.items():
-            for a, b in _beginnings(self.one[mine].name, self.other[theirs].name):
+            for a, b in beginnings_of(self.one[mine].name, self.other[theirs].name):
                 votes.setdefault(a, Counter())[b] += 1
         for prefix, counted in votes.items():
             yield prefix, counted.most_common(1)[0][0]
 
 
-def _beginnings(one: str, other: str) -> Iterator[tuple[str, str]]:
+def beginnings_of(one: str, other: str) -> Iterator[tuple[str, str]]:
     """``a.0``, ``a.1`` of ``a.0.fc``, ``a.1.fc``: what is left of both names without ends that they share."""
     mine, theirs = one.split("."), other.split(".")
     yield one, other

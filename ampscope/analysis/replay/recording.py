@@ -10,6 +10,7 @@ import numpy as np
 
 from ampscope.analysis.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.rounding import ran_in
+from ampscope.analysis.step_graph import SiteTable
 from ampscope.analysis.tables.lazy_tables import collect_columns
 from ampscope.analysis.tables.traced_steps import TracedStep, of_step
 from ampscope.provenance import Graph, Harmless, harmless_births, is_deliberate, names_infinity
@@ -110,8 +111,6 @@ NEAR_BITS = 3.0
 STATISTICS = tuple(name for name in Statistics._fields if not name.startswith("exp_"))
 _OP_COLUMNS = ("seq", "out", "site", "micro_batch", "numel", "checksum", *STATISTICS)
 _EDGE_COLUMNS = ("seq", "arg", "from_seq", "from_out", "in_place", "partial", "min", "max")
-_ENTRIES = frozenset(str(node) for node in ENTRY_NODES)
-_SINKS = frozenset(str(node) for node in SINK_NODES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -178,7 +177,7 @@ def recording(run: Run, traced: TracedStep) -> Recording:
     edges = collect_columns(of_step(run, Table.EDGES, traced).select(*_EDGE_COLUMNS).sort("seq", "arg"))
     seq, first = np.unique(ops.ints("seq"), return_index=True)
     numbers, site = np.unique(ops.ints("site")[first], return_inverse=True)
-    sites = _sites(run, traced.rank, numbers)
+    sites = tuple(map(SiteTable(run, traced.rank).__getitem__, numbers.tolist()))
     kept = edges.where(np.isin(edges.ints("seq"), seq) & np.isin(edges.ints("from_seq"), seq))
     bounds = np.append(first, len(ops)).astype(np.int64)
     seen = _recording(_Rows(traced, sites, seq, site.astype(np.int64), ops, bounds, kept))
@@ -186,16 +185,6 @@ def recording(run: Run, traced: TracedStep) -> Recording:
         return seen
     meant = intended(traced, ops, kept, dict(zip(numbers.tolist(), sites, strict=True)))
     return replace(seen, intended=np.isin(seq, list(meant)))
-
-
-def _sites(run: Run, rank: int, numbers: IntArray) -> tuple[SiteRow, ...]:
-    """The sites with these numbers; one that a damaged trace lost is known by its number alone."""
-    known = {row.site: row for row in run.rows(Table.SITES, rank=rank)}
-    return tuple(known.get(number) or _lost(number) for number in numbers.tolist())
-
-
-def _lost(number: int) -> SiteRow:
-    return SiteRow(number, "", "", "", "", "", "", 0, "", "", (), (), (), (), "{}", "", "", "", None)
 
 
 class _Rows(NamedTuple):
@@ -214,8 +203,8 @@ def _recording(rows: _Rows) -> Recording:
     limit = _by_site([one.top if one else np.nan for one in formats], site)
     measured = _Measured(ops)
     smallest, largest, bad = measured.joined(bounds)
-    entry = _flags([row.op in _ENTRIES for row in sites], site)
-    sink = _flags([row.op in _SINKS for row in sites], site)
+    entry = _flags([row.op in ENTRY_NODES for row in sites], site)
+    sink = _flags([row.op in SINK_NODES for row in sites], site)
     links = _Links(seq, ops, edges, measured.bad)
     garbage = entry & links.only_overwritten
     smallest[garbage] = largest[garbage] = np.nan

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ampscope.analysis.arrays import BoolArray, FloatArray, IntArray
-from ampscope.analysis.replay.op_detail import Kind, marked
+from ampscope.analysis.replay.op_detail import OpKind, marked
 from ampscope.analysis.replay.pairing import pair_ops
 from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.rounding import ran_in
@@ -21,7 +21,7 @@ from ampscope.trace.schema import Phase, SiteRow
 FAR_BITS = 1.0
 
 
-class Difference(IntEnum):
+class OpDifference(IntEnum):
     """How an op's result differs from its counterpart's, the least first."""
 
     NONE = 0  #: the same bounds to the last digit
@@ -37,16 +37,16 @@ class Lockstep:
     """One recording against another; arrays have an element for each op of the one."""
 
     partner: IntArray  #: position in the other recording; -1 where it has none
-    difference: npt.NDArray[np.int8]  #: `Difference`
+    difference: npt.NDArray[np.int8]  #: `OpDifference`
     first: int | None  #: position of the first op, casts apart, whose values differ at all
-    notable: IntArray  #: positions where the difference is of `Difference.SIZE` or more and did not begin earlier
+    notable: IntArray  #: positions where the difference is of `OpDifference.SIZE` or more and did not begin earlier
     largest: FloatArray  #: the counterpart's largest magnitude, an exponent of 2; NaN where not known
     nonfinite: BoolArray  #: something in the counterpart is not finite that nobody wanted so
     only_other: int  #: ops that the other alone has
 
-    def of(self, position: int) -> Difference:
+    def of(self, position: int) -> OpDifference:
         """How the op at ``position`` differs."""
-        return Difference(int(self.difference[position]))
+        return OpDifference(int(self.difference[position]))
 
 
 def lockstep(one: Recording, other: Recording) -> Lockstep:
@@ -54,8 +54,8 @@ def lockstep(one: Recording, other: Recording) -> Lockstep:
     partner = pair_ops(one, other).theirs
     difference = _differences(one, other, partner)
     told = ~one.cast & ~one.entry
-    differing = np.flatnonzero((difference > Difference.NONE) & (difference < Difference.ALONE) & told)
-    large = (difference >= Difference.SIZE) & told & ~((partner < 0) & one.sink)
+    differing = np.flatnonzero((difference > OpDifference.NONE) & (difference < OpDifference.ALONE) & told)
+    large = (difference >= OpDifference.SIZE) & told & ~((partner < 0) & one.sink)
     begins = large & ~np.append(False, large[:-1] & (difference[:-1] == difference[1:]))
     return Lockstep(
         partner=partner,
@@ -79,13 +79,13 @@ def _differences(one: Recording, other: Recording, partner: IntArray) -> npt.NDA
     there = np.where(alone, 0, partner)
     found = np.zeros(len(one), np.int8)
     if len(other):
-        found[_unequal(one, other, there)] = Difference.DIGITS
+        found[_unequal(one, other, there)] = OpDifference.DIGITS
         with np.errstate(invalid="ignore"):
-            found[np.abs(one.largest - other.largest[there]) >= FAR_BITS] = Difference.SIZE
-        found[(found > Difference.NONE) & one.nonfinite & other.nonfinite[there]] = Difference.KIND
+            found[np.abs(one.largest - other.largest[there]) >= FAR_BITS] = OpDifference.SIZE
+        found[(found > OpDifference.NONE) & one.nonfinite & other.nonfinite[there]] = OpDifference.KIND
         told = _measured(one) & _measured(other)[there]
-        found[(one.nonfinite != other.nonfinite[there]) & told] = Difference.FINITE
-    found[alone] = Difference.ALONE
+        found[(one.nonfinite != other.nonfinite[there]) & told] = OpDifference.FINITE
+    found[alone] = OpDifference.ALONE
     return found
 
 
@@ -113,7 +113,7 @@ def _bound(seen: Recording, name: str) -> tuple[FloatArray, BoolArray]:
 T = TypeVar("T", str, tuple[str, str])
 
 
-class Mark(IntFlag):
+class OpMark(IntFlag):
     """Marks the properties of an op that are shown."""
 
     BAD = 1  #: something is not finite that nobody wanted so
@@ -126,7 +126,7 @@ class Mark(IntFlag):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class OpStretch:
     """Neighbouring ops with something in common; positions, the last one within."""
 
     first: int
@@ -161,10 +161,10 @@ class Timeline:
     dtype: IntArray  #: index into `dtypes`; -1 for none
     headroom: FloatArray  #: left before the dtype overflows
     spread: FloatArray  #: from the smallest magnitude to the largest
-    marks: IntArray  #: sums of `Mark`
+    marks: IntArray  #: sums of `OpMark`
     forward: IntArray  #: position of the op of forward that one of backward belongs to; -1 for none
     spans: Spans
-    phases: tuple[Stretch, ...]
+    phases: tuple[OpStretch, ...]
     other: FloatArray | None  #: what this op's dtype would leave of headroom for the other step's result
     parted: int | None  #: the first op whose values are not those of the other step
 
@@ -215,14 +215,14 @@ def _numbered(of_site: Sequence[T], site: IntArray) -> tuple[tuple[T, ...], IntA
 
 
 def _marks(seen: Recording, against: Lockstep | None) -> IntArray:
-    flags = {Mark.BAD: seen.alarming, Mark.INTENDED: seen.intended}
+    flags = {OpMark.BAD: seen.alarming, OpMark.INTENDED: seen.intended}
     found = sum((np.where(holds, int(mark), 0) for mark, holds in flags.items()), np.zeros(len(seen), np.int64))
-    places = {Mark.BORN: Kind.NONFINITE, Mark.NEAR: Kind.NEAR, Mark.CAST: Kind.CAST}
+    places = {OpMark.BORN: OpKind.NONFINITE, OpMark.NEAR: OpKind.NEAR, OpMark.CAST: OpKind.CAST}
     for mark, kind in places.items():
         found[marked(seen, kind)] |= int(mark)
     if against is not None:
-        found[against.notable] |= int(Mark.PARTS)
-        found[against.nonfinite] |= int(Mark.OTHER_BAD)
+        found[against.notable] |= int(OpMark.PARTS)
+        found[against.nonfinite] |= int(OpMark.OTHER_BAD)
     return found
 
 
@@ -245,7 +245,7 @@ def _spans(seen: Recording, index: dict[str, int]) -> Spans:
     return Spans(first=columns[0], last=columns[1], depth=columns[2], module=columns[3])
 
 
-def _phases(seen: Recording) -> Iterator[Stretch]:
+def _phases(seen: Recording) -> Iterator[OpStretch]:
     """Forward and backward by turns; what stands at the end of the step belongs to what ran before it."""
     names = np.array([_phase_word(site.phase) for site in seen.sites], dtype=object)
     words = names[seen.site] if len(seen) else np.empty(0, object)
@@ -253,7 +253,7 @@ def _phases(seen: Recording) -> Iterator[Stretch]:
     starts = told[_begins(words[told])]
     stops = np.append(starts[1:], len(seen))[: len(starts)]
     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-        yield Stretch(first=start, last=stop - 1, name=str(words[start]))
+        yield OpStretch(first=start, last=stop - 1, name=str(words[start]))
 
 
 def _phase_word(phase: str) -> str:

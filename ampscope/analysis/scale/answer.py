@@ -9,7 +9,8 @@ from enum import StrEnum
 from ampscope.analysis.results import ScaleHealth, ScaleVerdict
 from ampscope.analysis.scale.health import WORTH_A_START
 from ampscope.analysis.scale.scale_history import ScaleHistory, scale_history
-from ampscope.analysis.scale.what_if import ScaleRecord, ScalerRules, WhatIf, what_if
+from ampscope.analysis.scale.scaler_course import ScaleCourse
+from ampscope.analysis.scale.what_if import ScalerRules, WhatIf, scale_record, what_if
 from ampscope.analysis.scale.window import LEAST_LOOKS, MOSTLY, SAVED, ScaleLoss, ScaleWindow, scale_window
 from ampscope.analysis.tables.lazy_tables import first_rank
 from ampscope.analysis.words import in_words
@@ -67,8 +68,8 @@ def scale_answer(run: Run, *, optimizer: int | None = None, rank: int | None = N
     window = scale_window(run, rank, history.optimizer, at=history.current)
     rules = ScalerRules.of(history.settings, history.first)
     judgement = _judged(history, window)
-    record = ScaleRecord.of(run, optimizer=history.optimizer, rank=rank)
-    recommended = _recommended(judgement, history, window, _Trials(record, rules))
+    record = scale_record(run, optimizer=history.optimizer, rank=rank)
+    recommended = _recommended(judgement, history, window, record, rules)
     told = sentence(history, window)
     unsaved = what_if(record, rules).unsaved
     if unsaved and judgement != Judgement.UNWELL:
@@ -90,7 +91,7 @@ def scale_answer(run: Run, *, optimizer: int | None = None, rank: int | None = N
 
 def simulated(answer: ScaleAnswer, run: Run, rules: ScalerRules) -> ScaleAnswer:
     """The answer with what would have been under other rules."""
-    record = ScaleRecord.of(run, optimizer=answer.optimizer, rank=answer.rank)
+    record = scale_record(run, optimizer=answer.optimizer, rank=answer.rank)
     return replace(answer, simulated=what_if(record, rules))
 
 
@@ -175,19 +176,8 @@ def _percent(part: float) -> str:
     return "none" if part == 0 else "under 0.1 %" if part < 0.001 else f"{100 * part:.1f} %"
 
 
-class _Trials:
-    """Other rules, tried on the record."""
-
-    def __init__(self, record: ScaleRecord, made: ScalerRules) -> None:
-        self._record, self.made = record, made
-
-    def skipped(self, rules: ScalerRules) -> int:
-        """How many steps would have been skipped."""
-        return what_if(self._record, rules).skipped
-
-
 def _recommended(
-    judgement: Judgement, history: ScaleHistory, window: ScaleWindow, trials: _Trials
+    judgement: Judgement, history: ScaleHistory, window: ScaleWindow, record: ScaleCourse, made: ScalerRules
 ) -> Recommendation | None:
     health = history.health
     if health is None or judgement == Judgement.UNSCALED:
@@ -197,11 +187,11 @@ def _recommended(
         text = first.text if first else "Leave the scaler, and look at the steps that were skipped."
         return Recommendation(text=text, reason=health.explanation, code=first.code if first else "")
     if judgement in (Judgement.TOO_SMALL, Judgement.LOW):
-        return _larger(window, trials)
-    return _fewer_skips(health, trials)
+        return _larger(window, made)
+    return _fewer_skips(health, record, made)
 
 
-def _larger(window: ScaleWindow, trials: _Trials) -> Recommendation:
+def _larger(window: ScaleWindow, made: ScalerRules) -> Recommendation:
     """A start inside the window, with room for gradients that grow."""
     low, high = window.low or 1.0, window.high
     if high is not None and high < low:
@@ -216,13 +206,12 @@ def _larger(window: ScaleWindow, trials: _Trials) -> Recommendation:
     return Recommendation(
         text=f"Start at {in_words(start)}.",
         reason=f"From {in_words(low)} on, gradients are kept{end}.",
-        rules=replace(trials.made, init_scale=start),
+        rules=replace(made, init_scale=start),
     )
 
 
-def _fewer_skips(health: ScaleHealth, trials: _Trials) -> Recommendation:
+def _fewer_skips(health: ScaleHealth, record: ScaleCourse, made: ScalerRules) -> Recommendation:
     """Another start, or rarer growth, where the run's own record says that it would have saved steps."""
-    made = trials.made
     held = health.held or made.init_scale
     rarer = 10 * made.growth_interval
     options = (
@@ -234,7 +223,7 @@ def _fewer_skips(health: ScaleHealth, trials: _Trials) -> Recommendation:
     )
     best, text, rules = health.skipped, "", made
     for said, other in options:
-        skipped = trials.skipped(other) if other != rules else best
+        skipped = what_if(record, other).skipped if other != rules else best
         if best - skipped >= WORTH_A_START:
             best, text, rules = skipped, said, other
     if not text:

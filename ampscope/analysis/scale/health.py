@@ -15,9 +15,7 @@ from ampscope.analysis.scale.scaler_course import (
     CALIBRATION_STEPS,
     LONGEST_CALIBRATION,
     LOWEST_USEFUL_SCALE,
-    Attempts,
-    Course,
-    ScalerSettings,
+    ScaleCourse,
     scaler_settings,
 )
 from ampscope.analysis.tables.step_history import History
@@ -34,12 +32,12 @@ CURE = (
 )
 
 
-def prevail(course: Course, among: BoolArray) -> bool:
+def prevail(course: ScaleCourse, among: BoolArray) -> bool:
     """Whether they are most of the skips among the attempts that ``among`` marks."""
     return 2 * int((course.hopeless & among).sum()) > int((course.skipped & among).sum())
 
 
-def hopeless_in_words(course: Course, among: BoolArray, where: str = "") -> str:
+def hopeless_in_words(course: ScaleCourse, among: BoolArray, where: str = "") -> str:
     """A sentence on those among the marked attempts, with a space before it; empty where there are none."""
     count, skips = int((course.hopeless & among).sum()), int((course.skipped & among).sum())
     if not count:
@@ -49,7 +47,7 @@ def hopeless_in_words(course: Course, among: BoolArray, where: str = "") -> str:
     return f" In {steps} the loss itself was NaN or infinite, which no scale would have saved."
 
 
-def cure(course: Course, among: BoolArray) -> tuple[Remedy, ...]:
+def cure(course: ScaleCourse, among: BoolArray) -> tuple[Remedy, ...]:
     """Returns the remedies for non-finite losses where these prevail among the skips; none elsewhere."""
     return CURE if prevail(course, among) else ()
 
@@ -70,21 +68,18 @@ WORTH_A_START = 3
 DEFAULT_INTERVAL = 2000
 
 
-def scale_health(attempts: Attempts, settings: ScalerSettings | None = None) -> ScaleHealth | None:
+def scale_health(course: ScaleCourse, optimizer: int = 0) -> ScaleHealth | None:
     """The verdict on one optimizer's loss scale; None where no attempt had one.
 
     Args:
-        attempts: What happened.
-        settings: How the scaler was made, where that is known.
+        course: What happened.
+        optimizer: The optimizer's number.
     """
-    known = ~np.isnan(attempts.scale)
-    if not known.any():
+    if not course.step.size:
         return None
-    parts = (attempts.step[known], attempts.scale[known], attempts.skipped[known], attempts.bad_loss[known])
-    course = Course(*parts, settings or ScalerSettings())
     judges = (_collapsed, _floored, _oscillating, _runaway)
     found = next((found for found in (judge(course) for judge in judges) if found is not None), None)
-    return _health(course, attempts.optimizer, found or _calm(course))
+    return _health(course, optimizer, found or _calm(course))
 
 
 def healths(run: Run, rank: int, history: Mapping[int, History]) -> tuple[ScaleHealth, ...]:
@@ -95,7 +90,11 @@ def healths(run: Run, rank: int, history: Mapping[int, History]) -> tuple[ScaleH
         rank: One of its ranks.
         history: The steps of that rank, by optimizer.
     """
-    found = (scale_health(each, scaler_settings(run, n, rank)) for n, each in history.items())
+    found = []
+    for number, each in history.items():
+        known = ~np.isnan(each.scale)
+        parts = (each.step[known], each.scale[known], each.skipped[known], each.bad_loss[known])
+        found.append(scale_health(ScaleCourse(*parts, scaler_settings(run, number, rank)), number))
     return tuple(health for health in found if health is not None)
 
 
@@ -108,7 +107,7 @@ class _Found:
     remedies: tuple[Remedy, ...] = ()
 
 
-def _collapsed(course: Course) -> _Found | None:
+def _collapsed(course: ScaleCourse) -> _Found | None:
     """The newest attempts are a row of skips that is no calibration any more."""
     starts, ends = course.rows
     if not ends.size or ends[-1] != course.skipped.size:
@@ -137,13 +136,13 @@ def _collapsed(course: Course) -> _Found | None:
     )
 
 
-def _stands_still(course: Course, first: int) -> bool:
+def _stands_still(course: ScaleCourse, first: int) -> bool:
     """Whether steps are skipped although the scale no longer falls."""
     latest = course.change[first:][-STANDSTILL:]
     return latest.size == STANDSTILL and not latest.any()
 
 
-def _floored(course: Course) -> _Found | None:
+def _floored(course: ScaleCourse) -> _Found | None:
     """The scale has come to lie where it helps nobody: below 1, or at a floor where steps are skipped all the same."""
     starts, ends = course.rows
     current = in_words(float(course.scale[-1]))
@@ -161,7 +160,7 @@ def _floored(course: Course) -> _Found | None:
     return _below_one(course, first) if count >= CALIBRATION_STEPS else None
 
 
-def _below_one(course: Course, first: int) -> _Found:
+def _below_one(course: ScaleCourse, first: int) -> _Found:
     """Why the scale lies below 1: skips at a larger scale, or a loss that is not finite; without skips nobody knows."""
     shrinks = (
         f"The scale has been below 1 for the last {course.scale.size - first:,} steps, at "
@@ -185,7 +184,7 @@ _START_HIGHER = Remedy(
 )
 
 
-def _oscillating(course: Course) -> _Found | None:
+def _oscillating(course: ScaleCourse) -> _Found | None:
     """Up and down so often that a good part of the steps is lost, long after calibration."""
     starts, _ = course.rows
     swings = int((starts >= course.settled).sum())
@@ -217,7 +216,7 @@ def _oscillating(course: Course) -> _Found | None:
     )
 
 
-def _runaway(course: Course) -> _Found | None:
+def _runaway(course: ScaleCourse) -> _Found | None:
     """Nothing ever overflows: the scale is of no use, or what overflows is hidden from it."""
     if course.scale[-1] < RUNAWAY_SCALE:
         return None
@@ -242,7 +241,7 @@ def _runaway(course: Course) -> _Found | None:
     )
 
 
-def _calm(course: Course) -> _Found:
+def _calm(course: ScaleCourse) -> _Found:
     growths = int((course.change > 0).sum())
     early = int(course.skipped[: course.settled].sum())
     words = [f"The scale is {in_words(float(course.scale[-1]))}."]
@@ -258,7 +257,7 @@ def _calm(course: Course) -> _Found:
     return _Found(verdict, Severity.INFO, 0, told, _start_lower(course) if by_scale >= WORTH_A_START else ())
 
 
-def _start_lower(course: Course) -> tuple[Remedy, ...]:
+def _start_lower(course: ScaleCourse) -> tuple[Remedy, ...]:
     held = course.held or 1.0
     return (
         Remedy(
@@ -269,7 +268,7 @@ def _start_lower(course: Course) -> tuple[Remedy, ...]:
     )
 
 
-def _grow_less(course: Course) -> tuple[Remedy, ...]:
+def _grow_less(course: ScaleCourse) -> tuple[Remedy, ...]:
     interval = max(DEFAULT_INTERVAL, int(10 * (course.settings.growth_interval or 0)))
     code = f"scaler = torch.amp.GradScaler(init_scale={course.held or 1.0!r}, growth_interval={interval})"
     text = f"Let it grow less often: one step in {interval:,} is lost at most when each growth is too much."
@@ -290,7 +289,7 @@ def _steps(count: int) -> str:
     return "one step" if count == 1 else f"{count:,} steps"
 
 
-def _health(course: Course, optimizer: int, found: _Found) -> ScaleHealth:
+def _health(course: ScaleCourse, optimizer: int, found: _Found) -> ScaleHealth:
     return ScaleHealth(
         optimizer=optimizer,
         verdict=found.verdict,

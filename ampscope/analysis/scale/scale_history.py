@@ -6,25 +6,26 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import narwhals as nw
 import numpy as np
 
-from ampscope.analysis.arrays import BoolArray, Columns, Curve, FloatArray, IntArray, make_curve, thin_marks
+from ampscope.analysis.arrays import Columns, Curve, FloatArray, IntArray, make_curve, thin_marks
 from ampscope.analysis.results import ScaleHealth
 from ampscope.analysis.scale.health import scale_health
 from ampscope.analysis.scale.scaler_course import (
     CALIBRATION_STEPS,
+    RepeatedCall,
+    ScaleCourse,
     ScaleEvent,
-    ScalerCall,
     ScalerLog,
     ScalerSettings,
     scale_event,
     scaler_log,
     settings_of,
 )
-from ampscope.analysis.tables.lazy_tables import collect, first_rank, rank_table
+from ampscope.analysis.tables.lazy_tables import collect, first_rank
 from ampscope.analysis.tables.step_history import in_order, log2_curve, measured, step_optimizers, steps_of
 from ampscope.analysis.words import in_words, times
 from ampscope.notebook_repr import NotebookRepr
@@ -50,7 +51,7 @@ class Direction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class ScaleMove:
     """Neighbouring changes in one direction."""
 
     direction: Direction
@@ -67,21 +68,21 @@ def scale_after(rows: Iterable[ScalerEventRow], step: int) -> float | None:
     return later[-1] if later else None
 
 
-def moves_of_events(rows: Iterable[ScalerEventRow]) -> tuple[Move, ...]:
+def moves_of_events(rows: Iterable[ScalerEventRow]) -> tuple[ScaleMove, ...]:
     """The moves told by scaler events, which must be in order."""
     return join(_change(row) for row in rows if row.action in VALUE_ACTIONS and _differs(row))
 
 
-def moves_of_steps(steps: IntArray, scales: FloatArray) -> tuple[Move, ...]:
+def moves_of_steps(steps: IntArray, scales: FloatArray) -> tuple[ScaleMove, ...]:
     """The moves between neighbouring steps, for a trace that holds no scaler events."""
     where = np.flatnonzero(np.diff(scales) != 0)
     pairs = ((int(steps[i]), float(scales[i]), float(scales[i + 1])) for i in where)
     return join(_single(_way(before, after), step, before, after) for step, before, after in pairs)
 
 
-def join(changes: Iterable[Move]) -> tuple[Move, ...]:
+def join(changes: Iterable[ScaleMove]) -> tuple[ScaleMove, ...]:
     """Neighbouring changes in the same direction become one move; backoffs only while they follow closely."""
-    groups: list[list[Move]] = []
+    groups: list[list[ScaleMove]] = []
     for change in changes:
         if groups and _goes_on(groups[-1][-1], change):
             groups[-1].append(change)
@@ -90,7 +91,7 @@ def join(changes: Iterable[Move]) -> tuple[Move, ...]:
     return tuple(_span(group) for group in groups)
 
 
-def _goes_on(last: Move, change: Move) -> bool:
+def _goes_on(last: ScaleMove, change: ScaleMove) -> bool:
     close = change.first_step - last.last_step <= PAUSE
     return change.direction == last.direction and (close or change.direction != Direction.DOWN)
 
@@ -99,7 +100,7 @@ def _differs(row: ScalerEventRow) -> bool:
     return row.scale_before is not None and row.scale_after is not None and row.scale_before != row.scale_after
 
 
-def _change(row: ScalerEventRow) -> Move:
+def _change(row: ScalerEventRow) -> ScaleMove:
     before, after = row.scale_before or 0.0, row.scale_after or 0.0
     deliberate = {str(ScalerAction.UPDATE): Direction.SET, str(ScalerAction.STATE_LOADED): Direction.LOADED}
     return _single(deliberate.get(row.action, _way(before, after)), row.step, before, after)
@@ -109,13 +110,13 @@ def _way(before: float, after: float) -> Direction:
     return Direction.UP if after > before else Direction.DOWN
 
 
-def _single(direction: Direction, step: int, before: float, after: float) -> Move:
-    return Move(direction=direction, first_step=step, last_step=step, before=before, after=after, changes=1)
+def _single(direction: Direction, step: int, before: float, after: float) -> ScaleMove:
+    return ScaleMove(direction=direction, first_step=step, last_step=step, before=before, after=after, changes=1)
 
 
-def _span(group: list[Move]) -> Move:
+def _span(group: list[ScaleMove]) -> ScaleMove:
     first, last = group[0], group[-1]
-    return Move(
+    return ScaleMove(
         direction=first.direction,
         first_step=first.first_step,
         last_step=last.last_step,
@@ -151,9 +152,9 @@ class ScaleHistory(NotebookRepr):
     log2_scale: Curve = field(default_factory=Curve)  #: a scale of 0 counts as not finite
     growth_tracker: Curve = field(default_factory=Curve)
     skips: tuple[int, ...] = ()  #: thinned; `skipped` is the true number
-    moves: tuple[Move, ...] = ()
+    moves: tuple[ScaleMove, ...] = ()
     events: tuple[ScaleEvent, ...] = ()
-    calls: tuple[ScalerCall, ...] = ()
+    calls: tuple[RepeatedCall, ...] = ()
     health: ScaleHealth | None = None  #: null where no step had a scale
 
     @property
@@ -200,20 +201,8 @@ def _history(steps: Columns, log: ScalerLog) -> ScaleHistory:
         moves=moves_of_events(log.changes) or moves_of_steps(at, scales),
         events=tuple(scale_event(row) for row in log.changes),
         calls=log.calls,
-        health=scale_health(_Attempts.of(steps), settings),
+        health=scale_health(ScaleCourse.of(steps, settings)),
     )
-
-
-class _Attempts(NamedTuple):
-    optimizer: int
-    step: IntArray
-    scale: FloatArray
-    skipped: BoolArray
-    bad_loss: BoolArray
-
-    @classmethod
-    def of(cls, steps: Columns) -> _Attempts:
-        return cls(0, steps.ints("step"), steps.floats("scale"), steps.flags("skipped"), steps.bad("loss"))
 
 
 def _current(changes: tuple[ScalerEventRow, ...], at: IntArray, scales: FloatArray) -> float | None:
@@ -243,7 +232,7 @@ def skipped_steps(run: Run, *, optimizer: int | None = None, rank: int | None = 
     rank = first_rank(run) if rank is None else rank
     chosen = next(iter(step_optimizers(run, rank)), 0) if optimizer is None else optimizer
     mine = nw.col("optimizer") == chosen
-    skips = rank_table(run, Table.STEPS, rank).filter(mine & nw.col("skipped")).select("step", "scale", "loss")
+    skips = run.table(Table.STEPS, rank=rank).filter(mine & nw.col("skipped")).select("step", "scale", "loss")
     rows = collect(skips.sort("step", descending=True).head(LATEST))
     if not rows:
         return ()
@@ -259,7 +248,7 @@ def _skipped(row: dict[str, Any], tripped: list[str], params: int) -> SkippedSte
 def _of_gradients(run: Run, rank: int, optimizer: int, first: int, params: dict[int, str]) -> dict[int, list[str]]:
     """By step, the parameters whose gradients were recorded as not finite."""
     mine = (nw.col("optimizer") == optimizer) & (nw.col("step") >= first) & nw.col("nonfinite")
-    bad = rank_table(run, Table.GRADS, rank).filter(mine).select("step", "param").sort("step", "param")
+    bad = run.table(Table.GRADS, rank=rank).filter(mine).select("step", "param").sort("step", "param")
     found: dict[int, list[str]] = defaultdict(list)
     for row in collect(bad):
         found[row["step"]].append(params.get(row["param"], ""))
@@ -300,14 +289,14 @@ def _sentences(history: ScaleHistory, first: float, current: float) -> Iterator[
     yield f"It is now {in_words(current)}."
 
 
-def _calibrates(move: Move) -> bool:
+def _calibrates(move: ScaleMove) -> bool:
     early = move.first_step < CALIBRATION_STEPS and move.changes <= CALIBRATION_CHANGES
     return move.direction == Direction.DOWN and early
 
 
-def _stretches(moves: Sequence[Move]) -> Iterator[list[Move]]:
+def _stretches(moves: Sequence[ScaleMove]) -> Iterator[list[ScaleMove]]:
     """Growths and the backoffs that answer them belong together; falls and deliberate changes stand alone."""
-    probing: list[Move] = []
+    probing: list[ScaleMove] = []
     for move in moves:
         if _stands_alone(move):
             if probing:
@@ -320,13 +309,13 @@ def _stretches(moves: Sequence[Move]) -> Iterator[list[Move]]:
         yield probing
 
 
-def _stands_alone(move: Move) -> bool:
+def _stands_alone(move: ScaleMove) -> bool:
     return move.direction in (Direction.SET, Direction.LOADED) or (
         move.direction == Direction.DOWN and move.changes >= FALL
     )
 
 
-def _tell(stretch: list[Move]) -> str:
+def _tell(stretch: list[ScaleMove]) -> str:
     first, last = stretch[0], stretch[-1]
     match first.direction:
         case Direction.SET:
@@ -339,12 +328,12 @@ def _tell(stretch: list[Move]) -> str:
             return _probing(stretch)
 
 
-def _fall(move: Move) -> str:
+def _fall(move: ScaleMove) -> str:
     span = f"Between steps {move.first_step:,} and {move.last_step:,}"
     return f"{span} it fell from {in_words(move.before)} to {in_words(move.after)} in {_steps(move.changes)}."
 
 
-def _probing(stretch: list[Move]) -> str:
+def _probing(stretch: list[ScaleMove]) -> str:
     grew = sum(move.changes for move in stretch if move.direction == Direction.UP)
     fell = sum(move.changes for move in stretch if move.direction == Direction.DOWN)
     top = max(max(move.before, move.after) for move in stretch)

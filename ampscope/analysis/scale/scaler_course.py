@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import narwhals as nw
 import numpy as np
 
-from ampscope.analysis.arrays import BoolArray, FloatArray, IntArray
+from ampscope.analysis.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.results import SourceLine
-from ampscope.analysis.tables.lazy_tables import Lazy, collect, rank_table
+from ampscope.analysis.tables.lazy_tables import Lazy, collect
 from ampscope.analysis.tables.step_history import History
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import ScalerAction, ScalerEventRow, Table
@@ -48,7 +48,7 @@ class ScaleEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScalerCall:
+class RepeatedCall:
     """Describes a call of the scaler that a loop repeats, told once for each line."""
 
     action: str  #: `ScalerAction`
@@ -63,7 +63,7 @@ class ScalerLog:
     """The events of the scaler that serves one optimizer."""
 
     changes: tuple[ScalerEventRow, ...]
-    calls: tuple[ScalerCall, ...]
+    calls: tuple[RepeatedCall, ...]
     scalers: int  #: number of scalers in the run
 
 
@@ -105,7 +105,7 @@ def scale_event(row: ScalerEventRow) -> ScaleEvent:
         before=row.scale_before,
         after=row.scale_after,
         detail=", ".join(f"{name} = {value}" for name, value in arguments(row.detail).items()),
-        source=_source(row.file, row.line, row.function, row.code),
+        source=SourceLine.of(row),
     )
 
 
@@ -120,7 +120,7 @@ def _number(value: object) -> float | None:
 
 def _events(run: Run, optimizer: int, rank: int) -> tuple[Lazy, int]:
     """The events that concern ``optimizer``, and the number of scalers in the run."""
-    frame = rank_table(run, Table.SCALER_EVENTS, rank)
+    frame = run.table(Table.SCALER_EVENTS, rank=rank)
     owners = collect(frame.select("scaler", "optimizer").unique())
     mine = [row["scaler"] for row in owners if row["optimizer"] == optimizer]
     if mine:
@@ -134,14 +134,14 @@ def _changes(frame: Lazy) -> tuple[ScalerEventRow, ...]:
     return tuple(ScalerEventRow(**row) for row in rows)
 
 
-def _calls(frame: Lazy) -> tuple[ScalerCall, ...]:
+def _calls(frame: Lazy) -> tuple[RepeatedCall, ...]:
     spans = (nw.len().alias("count"), nw.col("step").min().alias("first"), nw.col("step").max().alias("last"))
     grouped = frame.group_by("action", "file", "line", "function", "code").agg(*spans)
     return tuple(map(_call, collect(grouped.sort("first", "file", "line"))))
 
 
-def _call(row: dict[str, Any]) -> ScalerCall:
-    return ScalerCall(
+def _call(row: dict[str, Any]) -> RepeatedCall:
+    return RepeatedCall(
         action=str(row["action"]),
         count=int(row["count"]),
         first_step=int(row["first"]),
@@ -269,39 +269,22 @@ class Skips:
         return bool(ends or rows < RESTLESS_ROWS or lost.mean() < RESTLESS_SHARE)
 
 
-class Attempts(Protocol):
-    """The step attempts of one optimizer, in order; a scale that was not recorded is NaN."""
-
-    @property
-    def optimizer(self) -> int:
-        """Its number."""
-
-    @property
-    def step(self) -> IntArray:
-        """Numbers of the attempts."""
-
-    @property
-    def scale(self) -> FloatArray:
-        """The loss scale of each."""
-
-    @property
-    def skipped(self) -> BoolArray:
-        """Whether each was skipped."""
-
-    @property
-    def bad_loss(self) -> BoolArray:
-        """Whether the loss itself of each was recorded as not finite, before any scale."""
-
-
 @dataclass(frozen=True)
-class Course:
+class ScaleCourse:
     """The attempts that had a scale, and what can be counted of them."""
 
     step: IntArray
     scale: FloatArray
     skipped: BoolArray
     bad_loss: BoolArray
-    settings: ScalerSettings
+    settings: ScalerSettings = ScalerSettings()
+
+    @staticmethod
+    def of(steps: Columns, settings: ScalerSettings = ScalerSettings()) -> ScaleCourse:
+        """The course of step attempts, by their ``step``, ``scale``, ``skipped`` and ``loss``, in order."""
+        scaled = steps.where(~np.isnan(steps.floats("scale")))
+        flags = scaled.flags("skipped"), scaled.bad("loss")
+        return ScaleCourse(scaled.ints("step"), scaled.floats("scale"), *flags, settings)
 
     @cached_property
     def rows(self) -> tuple[IntArray, IntArray]:

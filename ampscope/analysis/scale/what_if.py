@@ -13,7 +13,7 @@ import narwhals as nw
 import numpy as np
 
 from ampscope.analysis.arrays import BoolArray, Curve, FloatArray, IntArray, make_curve, thin_marks
-from ampscope.analysis.scale.scaler_course import ScalerSettings
+from ampscope.analysis.scale.scaler_course import ScaleCourse, ScalerSettings
 from ampscope.analysis.tables.lazy_tables import first_rank
 from ampscope.analysis.tables.step_history import in_order, step_optimizers, steps_of
 from ampscope.trace.read.run import Run
@@ -45,28 +45,12 @@ class ScalerRules:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleRecord:
-    """The attempts of one optimizer that had a loss scale, in order."""
-
-    step: IntArray
-    scale: FloatArray
-    skipped: BoolArray
-    hopeless: BoolArray  #: skipped, and the loss itself was not finite: no scale would have saved the step
-
-    @classmethod
-    def of(cls, run: Run, *, optimizer: int | None = None, rank: int | None = None) -> ScaleRecord:
-        """The record of ``optimizer`` on ``rank`` (by default the run's first); empty without a scaler."""
-        rank = first_rank(run) if rank is None else rank
-        chosen = next(iter(step_optimizers(run, rank)), 0) if optimizer is None else optimizer
-        scaled = steps_of(run, rank, chosen).filter(~nw.col("scale").is_null())
-        rows = in_order(scaled.select("step", "scale", "skipped", "loss"))
-        return cls(
-            step=rows.ints("step"),
-            scale=rows.floats("scale"),
-            skipped=rows.flags("skipped"),
-            hopeless=rows.bad("loss") & rows.flags("skipped"),
-        )
+def scale_record(run: Run, *, optimizer: int | None = None, rank: int | None = None) -> ScaleCourse:
+    """The attempts of ``optimizer`` on ``rank`` (by default the run's first) that had a loss scale, in order."""
+    rank = first_rank(run) if rank is None else rank
+    chosen = next(iter(step_optimizers(run, rank)), 0) if optimizer is None else optimizer
+    scaled = steps_of(run, rank, chosen).filter(~nw.col("scale").is_null())
+    return ScaleCourse.of(in_order(scaled.select("step", "scale", "skipped", "loss")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +69,7 @@ class WhatIf:
     skips: tuple[int, ...] = ()  #: thinned; `skipped` is the true number
 
 
-def what_if(record: ScaleRecord, rules: ScalerRules) -> WhatIf:
+def what_if(record: ScaleCourse, rules: ScalerRules) -> WhatIf:
     """Run a scaler with other rules over the recorded attempts; an empty record gives an empty answer."""
     if not record.step.size:
         return WhatIf(rules=rules)
@@ -107,7 +91,7 @@ def what_if(record: ScaleRecord, rules: ScalerRules) -> WhatIf:
     )
 
 
-def bearable(record: ScaleRecord) -> FloatArray:
+def bearable(record: ScaleCourse) -> FloatArray:
     """The largest loss scale that each attempt is taken to bear, float64; infinite where nothing tells of a limit."""
     by_scale = np.flatnonzero(record.skipped & ~record.hopeless)
     good = np.flatnonzero(~record.skipped)
@@ -122,7 +106,7 @@ def bearable(record: ScaleRecord) -> FloatArray:
     return limit
 
 
-def _of_skips(record: ScaleRecord, skips: IntArray, good: IntArray) -> FloatArray:
+def _of_skips(record: ScaleCourse, skips: IntArray, good: IntArray) -> FloatArray:
     """A skipped attempt bears what the one that ended its row of skips was run with; without it, half its own."""
     own = record.scale[skips]
     after = np.searchsorted(good, skips)

@@ -11,8 +11,15 @@ import numpy as np
 
 from ampscope.analysis.arrays import BoolArray, FloatArray
 from ampscope.analysis.rounding import FORMATS, plain
-from ampscope.analysis.tables.exponent_rows import Execution, Measured, MeasuredRow, counted, executions, measured_rows
-from ampscope.analysis.tables.lazy_tables import collect_groups, rank_table
+from ampscope.analysis.tables.exponent_rows import (
+    CountedExecution,
+    Measured,
+    MeasuredRow,
+    counted,
+    executions,
+    measured_rows,
+)
+from ampscope.analysis.tables.lazy_tables import collect_rows
 from ampscope.analysis.words import op_in_words
 from ampscope.trace.dtypes import FINFO, HALF_DTYPES
 from ampscope.trace.read.run import Run
@@ -124,8 +131,8 @@ def _optimizers(run: Run, rank: int) -> tuple[OptimizerPart, ...]:
     """Lists several optimizers with what each steps; empty where there is one."""
     names = {row.param: row.name for row in run.rows(Table.PARAMS, rank=rank)}
     held: dict[int, list[str]] = {}
-    pairs = collect_groups(
-        rank_table(run, Table.GRADS, rank), "optimizer, param", "optimizer, param", order="optimizer, param"
+    pairs = collect_rows(
+        run.table(Table.GRADS, rank=rank), "optimizer, param", "optimizer, param", order="optimizer, param"
     )
     for optimizer, param in pairs:
         held.setdefault(optimizer, []).append(names.get(param, ""))
@@ -133,13 +140,13 @@ def _optimizers(run: Run, rank: int) -> tuple[OptimizerPart, ...]:
     return tuple(parts) if len(held) > 1 else ()
 
 
-def _wide_first(done: Sequence[Execution]) -> list[Execution]:
+def _wide_first(done: Sequence[CountedExecution]) -> list[CountedExecution]:
     """Drops the other executions of a step that was also run in float32: nothing was flushed there."""
     wide = {(each.step, each.optimizer) for each in done if _is_wide(each)}
     return [each for each in done if _is_wide(each) or (each.step, each.optimizer) not in wide]
 
 
-def _is_wide(execution: Execution) -> bool:
+def _is_wide(execution: CountedExecution) -> bool:
     return execution_of(execution.source)[0] == Source.REPLAY_FP32
 
 
@@ -163,7 +170,9 @@ def _through_half(gradients: Iterable[SiteRow], sites: Iterable[SiteRow]) -> dic
     return found
 
 
-def _tops(run: Run, rank: int, done: Sequence[Execution], sites: Mapping[int, SiteRow]) -> Iterator[tuple[float, str]]:
+def _tops(
+    run: Run, rank: int, done: Sequence[CountedExecution], sites: Mapping[int, SiteRow]
+) -> Iterator[tuple[float, str]]:
     """The largest scale that the ops of each of the newest backwards bear, and the op that is first to overflow."""
     newest = {(each.step, each.source): each for each in done if not _is_wide(each)}
     steps = sorted({step for step, _ in newest})[-NEWEST:]
@@ -177,8 +186,8 @@ def _tops(run: Run, rank: int, done: Sequence[Execution], sites: Mapping[int, Si
     size = 'greatest(abs("min"), abs("max"))'
     columns = f"step, source, site, max({size}) AS size"
     tops: dict[tuple[int, str], tuple[float, int]] = {}  # of ops as large, that of the lowest site
-    for step, source, site, top in collect_groups(
-        rank_table(run, Table.OPS, rank, step=steps), columns, "step, source, site", where=where
+    for step, source, site, top in collect_rows(
+        run.table(Table.OPS, step=steps, rank=rank), columns, "step, source, site", where=where
     ):
         tops[step, source] = max(tops.get((step, source), (0.0, 0)), (top, -site))
     for backward, (top, negative) in tops.items():

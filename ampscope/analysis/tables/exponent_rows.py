@@ -11,8 +11,8 @@ import numpy as np
 from ampscope.analysis.arrays import BoolArray, Columns, FloatArray, IntArray
 from ampscope.analysis.exponents import Exponents
 from ampscope.analysis.rounding import plain
-from ampscope.analysis.tables.lazy_tables import collect_groups, expression_columns, rank_table
-from ampscope.analysis.tables.step_history import History, histories
+from ampscope.analysis.tables.lazy_tables import collect_columns, collect_rows
+from ampscope.analysis.tables.step_history import histories
 from ampscope.trace.dtypes import FINFO, PARTS
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import (
@@ -40,7 +40,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Execution:
+class CountedExecution:
     """One execution of a traced step."""
 
     step: int
@@ -53,7 +53,7 @@ class Execution:
 class MeasuredRow:
     """One output whose exponents were counted."""
 
-    execution: Execution
+    execution: CountedExecution
     seq: int
     out: int
     site: SiteRow
@@ -90,7 +90,9 @@ class Measured:
         return np.array([number is None or bool(known[number]) for number in self.number], np.bool_)
 
 
-def executions(run: Run, rank: int, *, sources: Sequence[Source] = (Source.LIVE, Source.REPLAY)) -> list[Execution]:
+def executions(
+    run: Run, rank: int, *, sources: Sequence[Source] = (Source.LIVE, Source.REPLAY)
+) -> list[CountedExecution]:
     """The executions of steps as they were, and of replays those that came out the same, the newest last.
 
     Args:
@@ -105,13 +107,15 @@ def executions(run: Run, rank: int, *, sources: Sequence[Source] = (Source.LIVE,
         execution, optimizer = execution_of(each.source)
         if execution in sources and not (execution != Source.LIVE and each.step in unlike):
             number = int(optimizer) if optimizer.isdecimal() else 0
-            found.append(Execution(each.step, each.source, number, _scale_at(history.get(number), each.step)))
+            scale = history[number].scale_at(each.step) if number in history else 1.0
+            known = scale if 0 < scale < np.inf else 1.0
+            found.append(CountedExecution(each.step, each.source, number, known))
     return sorted(found, key=lambda one: (one.step, one.source))
 
 
 def counted(
-    run: Run, rank: int, of: Sequence[Execution], newest: int, sites: Collection[int] | None = None
-) -> list[Execution]:
+    run: Run, rank: int, of: Sequence[CountedExecution], newest: int, sites: Collection[int] | None = None
+) -> list[CountedExecution]:
     """Returns the executions with counted exponents of any output, of at least so many of the newest such steps.
 
     Args:
@@ -127,25 +131,15 @@ def counted(
     steps = sorted({each.step for each in of})
     keys: set[tuple[Any, ...]] = set()
     for among in (steps[-newest * _LOOKED :], steps):
-        ops = rank_table(run, Table.OPS, rank, step=among if len(among) < len(steps) else None)
-        keys = set(collect_groups(ops, "step, source", "step, source", where=where))
+        ops = run.table(Table.OPS, step=among if len(among) < len(steps) else None, rank=rank)
+        keys = set(collect_rows(ops, "step, source", "step, source", where=where))
         found = [each for each in of if (each.step, each.source) in keys]
         if len({each.step for each in found}) >= newest or len(among) == len(steps):
             break
     return found
 
 
-def _scale_at(history: History | None, step: int) -> float:
-    """The loss scale of a step; 1 without one."""
-    if history is None:
-        return 1.0
-    place = int(history.step.searchsorted(step))
-    known = place < history.step.size and history.step[place] == step
-    scale = float(history.scale[place]) if known else 1.0
-    return scale if 0 < scale < np.inf else 1.0
-
-
-def measured_rows(run: Run, rank: int, of: Sequence[Execution], *, sites: dict[int, SiteRow]) -> Measured:
+def measured_rows(run: Run, rank: int, of: Sequence[CountedExecution], *, sites: dict[int, SiteRow]) -> Measured:
     """The outputs of ``of`` that have a histogram, at the given sites, in the order of the executions.
 
     Raises:
@@ -154,8 +148,8 @@ def measured_rows(run: Run, rank: int, of: Sequence[Execution], *, sites: dict[i
     by_key = {(each.step, each.source): each for each in of}
     told = "(exp_counts IS NOT NULL OR zeros = numel)"  # of one that is all NaN nothing is known
     where = f"zeros IS NOT NULL AND {told}"
-    ops = rank_table(run, Table.OPS, rank, step={each.step for each in of})
-    columns = expression_columns(ops, _COLUMNS, where=where)
+    ops = run.table(Table.OPS, step={each.step for each in of}, rank=rank)
+    columns = collect_columns(ops, _COLUMNS, where=where)
     kept: list[tuple[int, MeasuredRow]] = []
     identities = zip(*(columns.arrays[name].tolist() for name in _IDENTITY), strict=True)
     for place, (step, source, seq, out, site, *counts) in enumerate(identities):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, wraps
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import narwhals as nw
@@ -27,11 +27,6 @@ def first_rank(run: Run) -> int:
     return min(run.ranks, default=0)
 
 
-def rank_table(run: Run, table: Table, rank: int, *, step: int | Collection[int] | None = None) -> Lazy:
-    """The rows of ``table`` that ``rank`` wrote: all, or those of a ``step`` or of some, whose files are read alone."""
-    return run.table(table, step=step, rank=rank)
-
-
 def collect(frame: Lazy) -> list[dict[str, Any]]:
     """Run the query and give its rows.
 
@@ -42,15 +37,6 @@ def collect(frame: Lazy) -> list[dict[str, Any]]:
     with engine.reading():
         names = engine.names(native)
         return [dict(zip(names, row, strict=True)) for row in engine.rows(native, Query())]
-
-
-def collect_columns(frame: Lazy) -> Columns:
-    """Run a query whose columns are numbers and truth values.
-
-    Raises:
-        RunDamaged: a Parquet part turned out to be broken while it was read.
-    """
-    return _columns(frame, Query())
 
 
 def stream_columns(frame: Lazy) -> Iterator[Columns]:
@@ -71,8 +57,15 @@ def _masked(column: pa.Array) -> npt.NDArray[Any]:
     return np.ma.masked_array(values, ~known_in(whole)) if column.null_count else values
 
 
-def collect_expressions(
-    frame: Lazy, expressions: str, *, where: str = "", order: str = "", limit: int | None = None
+def collect_rows(
+    frame: Lazy,
+    select: str,
+    by: str = "",
+    *,
+    where: str = "",
+    having: str = "",
+    order: str = "",
+    limit: int | None = None,
 ) -> list[tuple[Any, ...]]:
     """Run a query in DuckDB's words, which every engine understands, and give its rows.
 
@@ -80,83 +73,36 @@ def collect_expressions(
 
     Args:
         frame: What is queried.
-        expressions: What is selected.
+        select: What is selected, the columns that it is grouped ``by`` among it.
+        by: What it is grouped by; not at all by default.
         where: Which rows; all by default.
-        order: The columns that it is sorted by.
+        having: Which groups, by the names of what is selected; all by default.
+        order: What it is sorted by; of groups the names of what is selected.
         limit: How many rows at most.
 
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    return _rows(frame, Query(expressions, where, order=order, limit=limit))
+    native, engine = _asked(frame)
+    with engine.reading():
+        return engine.rows(native, Query(select, where, by, having, order, limit))
 
 
-def expression_columns(frame: Lazy, expressions: str, *, where: str) -> Columns:
-    """Returns as arrays what `collect_expressions` gives, for when there are many rows; one of a list holds arrays.
-
-    Args:
-        frame: What is queried.
-        expressions: What is selected.
-        where: Which rows.
-
-    Raises:
-        RunDamaged: a Parquet part turned out to be broken while it was read.
-    """
-    return _columns(frame, Query(expressions, where))
-
-
-def collect_groups(
-    frame: Lazy,
-    expressions: str,
-    by: str,
-    *,
-    where: str = "",
-    having: str = "",
-    order: str = "",
-    limit: int | None = None,
-) -> list[tuple[Any, ...]]:
-    """Aggregates in the same words, as `collect_expressions`.
+def collect_columns(frame: Lazy, select: str = "*", by: str = "", *, where: str = "") -> Columns:
+    """Returns as arrays what `collect_rows` gives, for when there are many rows; a column of lists holds arrays.
 
     Args:
         frame: What is queried.
-        expressions: What is selected, the columns that it is grouped ``by`` among it.
-        by: What it is grouped by.
+        select: What is selected; all columns by default.
+        by: What it is grouped by; not at all by default.
         where: Which rows; all by default.
-        having: Which groups, by the names of what is selected; all by default.
-        order: The names that they are sorted by.
-        limit: How many groups at most.
 
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    return _rows(frame, Query(expressions, where, by, having, order, limit))
-
-
-def group_columns(frame: Lazy, expressions: str, by: str, *, where: str) -> Columns:
-    """Aggregates in the same words, as `collect_groups`, for when there are many groups.
-
-    Args:
-        frame: What is queried.
-        expressions: What is selected, the columns that it is grouped ``by`` among it.
-        by: What it is grouped by.
-        where: Which rows.
-
-    Raises:
-        RunDamaged: a Parquet part turned out to be broken while it was read.
-    """
-    return _columns(frame, Query(expressions, where, by))
-
-
-def _rows(frame: Lazy, query: Query) -> list[tuple[Any, ...]]:
     native, engine = _asked(frame)
     with engine.reading():
-        return engine.rows(native, query)
-
-
-def _columns(frame: Lazy, query: Query) -> Columns:
-    native, engine = _asked(frame)
-    with engine.reading():
-        return Columns(engine.arrays(native, query))
+        return Columns(engine.arrays(native, Query(select, where, by)))
 
 
 def _asked(frame: Lazy) -> tuple[Any, Engine]:
@@ -166,20 +112,24 @@ def _asked(frame: Lazy) -> tuple[Any, Engine]:
 
 
 R = TypeVar("R")
+Ranks = ParamSpec("Ranks")
+Computed = Callable[Concatenate[Run, Ranks], R]
 
 
-def remembered(*tables: Table) -> Callable[[Callable[[Run], R]], Callable[[Run], R]]:
-    """Compute a result once for each open run and state of ``tables``."""
+def remembered(*tables: Table) -> Callable[[Computed[Ranks, R]], Computed[Ranks, R]]:
+    """Compute a result once for each open run, or for a rank of one, and state of ``tables``."""
 
-    def decorate(compute: Callable[[Run], R]) -> Callable[[Run], R]:
-        known: WeakKeyDictionary[Run, tuple[Any, R]] = WeakKeyDictionary()
+    def decorate(compute: Computed[Ranks, R]) -> Computed[Ranks, R]:
+        known: WeakKeyDictionary[Run, dict[Any, tuple[Any, R]]] = WeakKeyDictionary()
 
         @wraps(compute)
-        def found(run: Run) -> R:
-            state = tuple(run.stamp(table) for table in tables)
-            if run not in known or known[run][0] != state:
-                known[run] = state, compute(run)
-            return known[run][1]
+        def found(run: Run, /, *rank: Ranks.args, **named: Ranks.kwargs) -> R:
+            of_run, key = known.setdefault(run, {}), (*rank, *named.values())
+            ranks: Sequence[int | None] = [each for each in key if isinstance(each, int)] or [None]
+            state = [run.stamp(table, rank=each) for table in tables for each in ranks]
+            if key not in of_run or of_run[key][0] != state:
+                of_run[key] = state, compute(run, *rank, **named)
+            return of_run[key][1]
 
         return found
 
@@ -214,7 +164,7 @@ class IncidentRows:
     @cached_property
     def _by_step(self) -> Mapping[int, Sequence[IncidentRow]] | None:
         """All of them; None where they are too many."""
-        steps = rank_table(self._run, Table.INCIDENTS, self._rank).select("step")
+        steps = self._run.table(Table.INCIDENTS, rank=self._rank).select("step")
         if len(collect(steps.head(MOST_AT_ONCE + 1))) > MOST_AT_ONCE:
             return None
         rows: dict[int, list[IncidentRow]] = {}
@@ -225,6 +175,6 @@ class IncidentRows:
     @cached_property
     def _steps_by_kind(self) -> dict[tuple[int, str, str], int]:
         kind = 'optimizer, "trigger", replay'
-        rows = rank_table(self._run, Table.INCIDENTS, self._rank)
-        counted = collect_groups(rows, f"{kind}, count(DISTINCT step)", kind)
+        rows = self._run.table(Table.INCIDENTS, rank=self._rank)
+        counted = collect_rows(rows, f"{kind}, count(DISTINCT step)", kind)
         return {(optimizer, trigger, replay): count for optimizer, trigger, replay, count in counted}

@@ -6,16 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import narwhals as nw
 import numpy as np
 import numpy.typing as npt
 
-from ampscope.analysis.arrays import BoolArray, Columns, Curve, FloatArray, IntArray, make_curve
-from ampscope.analysis.tables.lazy_tables import Lazy, collect, rank_table, stream_columns
+from ampscope.analysis.arrays import BoolArray, Columns, Curve, FloatArray, IntArray, joined_arrays, make_curve
+from ampscope.analysis.tables.lazy_tables import Lazy, collect, remembered, stream_columns
 from ampscope.trace.read.run import Run
-from ampscope.trace.read.table_folders import Stamp
 from ampscope.trace.schema import Table
 from ampscope.trace.schema.tables import details
 
@@ -42,6 +40,12 @@ class History:
         bad: BoolArray = self.has_loss & ~np.isfinite(self.loss)
         return bad
 
+    def scale_at(self, step: int) -> float:
+        """The loss scale that an attempt ran with; NaN where it had none, or is not recorded."""
+        place = int(np.searchsorted(self.step, step))
+        known = place < self.step.size and self.step[place] == step
+        return float(self.scale[place]) if known else math.nan
+
     def before(self, step: int, count: int) -> FloatArray:
         """The finite positive losses of the ``count`` attempts before ``step`` by which the optimizer moved weights."""
         end = int(np.searchsorted(self.step, step))
@@ -50,29 +54,20 @@ class History:
         return kept
 
 
+@remembered(Table.STEPS)
 def histories(run: Run, rank: int) -> Mapping[int, History]:
-    """The history of each optimizer, by number; read once for every state of the table."""
-    stamp = run.stamp(Table.STEPS, rank=rank)
-    known = _known.setdefault(run, {})
-    if rank not in known or known[rank][0] != stamp:
-        known[rank] = stamp, _histories(run, rank)
-    return known[rank][1]
+    """The history of each optimizer, by number.
 
-
-#: By run and rank.
-_known: WeakKeyDictionary[Run, dict[int, tuple[Stamp, Mapping[int, History]]]] = WeakKeyDictionary()
-
-
-def _histories(run: Run, rank: int) -> Mapping[int, History]:
-    """Batch by batch, and put in order only where they are not: of ten million steps that takes a fifth of the room."""
+    Read batch by batch, and put in order only where they are not: of ten million steps that takes a fifth of the room.
+    """
     pieces: dict[int, dict[str, list[npt.NDArray[Any]]]] = {}
-    for batch in stream_columns(rank_table(run, Table.STEPS, rank).select(*_COLUMNS)):
+    for batch in stream_columns(run.table(Table.STEPS, rank=rank).select(*_COLUMNS)):
         numbers = batch.ints("optimizer")
         for optimizer in np.unique(numbers).tolist():
             own = numbers == optimizer
             for name, values in _arrays(batch if own.all() else batch.where(own)).items():
                 pieces.setdefault(optimizer, {}).setdefault(name, []).append(values.copy())  # lets go of the batch
-    return {optimizer: _joined(optimizer, pieces.pop(optimizer)) for optimizer in sorted(pieces)}
+    return {number: History(optimizer=number, **_by_step(pieces.pop(number))) for number in sorted(pieces)}
 
 
 def _arrays(rows: Columns) -> dict[str, npt.NDArray[Any]]:
@@ -88,17 +83,18 @@ def _arrays(rows: Columns) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def _joined(optimizer: int, pieces: dict[str, list[npt.NDArray[Any]]]) -> History:
-    whole = {name: np.concatenate(pieces.pop(name)) for name in list(pieces)}
+def _by_step(pieces: dict[str, list[npt.NDArray[Any]]]) -> dict[str, npt.NDArray[Any]]:
+    """Each column as one array, by step; pieces are let go of on the way."""
+    whole = {name: joined_arrays(pieces.pop(name)) for name in list(pieces)}
     if (np.diff(whole["step"]) < 0).any():
         order = np.argsort(whole["step"], kind="stable")
         whole = {name: whole.pop(name)[order] for name in list(whole)}
-    return History(optimizer=optimizer, **whole)
+    return whole
 
 
 def steps_of(run: Run, rank: int, optimizer: int) -> Lazy:
     """The step attempts of one optimizer, in the order of the files; `in_order` puts them in that of the steps."""
-    return rank_table(run, Table.STEPS, rank).filter(nw.col("optimizer") == optimizer)
+    return run.table(Table.STEPS, rank=rank).filter(nw.col("optimizer") == optimizer)
 
 
 def in_order(steps: Lazy) -> Columns:
@@ -113,25 +109,12 @@ def in_order(steps: Lazy) -> Columns:
     for batch in stream_columns(steps):
         for name, values in batch.arrays.items():
             pieces[name].append(values.copy())  # lets go of the batch
-    whole = Columns({name: _one_array(pieces.pop(name)) for name in list(pieces)})
-    if not (np.diff(whole.ints("step")) < 0).any():
-        return whole
-    order = np.argsort(whole.ints("step"), kind="stable")
-    return Columns({name: values[order] for name, values in whole.arrays.items()})
-
-
-def _one_array(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    if not pieces:
-        return np.empty(0)
-    if not any(isinstance(piece, np.ma.MaskedArray) for piece in pieces):
-        return np.concatenate(pieces)
-    masks = [np.ma.getmaskarray(piece) for piece in pieces]
-    return np.ma.masked_array(np.concatenate([np.asarray(piece) for piece in pieces]), np.concatenate(masks))
+    return Columns(_by_step(pieces))
 
 
 def step_optimizers(run: Run, rank: int) -> tuple[int, ...]:
     """The optimizers that attempted a step, by number."""
-    seen = collect(rank_table(run, Table.STEPS, rank).select("optimizer").unique())
+    seen = collect(run.table(Table.STEPS, rank=rank).select("optimizer").unique())
     return tuple(sorted(row["optimizer"] for row in seen))
 
 
@@ -164,3 +147,18 @@ def recorded_rates(run: Run, rank: int, optimizer: int, *which: nw.Expr) -> dict
     """
     rows = steps_of(run, rank, optimizer).filter(~nw.col("lrs").is_null(), *which)
     return {row["step"]: details(row["lrs"]) for row in collect(rows.select("step", "lrs"))}
+
+
+def with_group(first: FloatArray, told: Mapping[int, Mapping[str, Any]], group: str) -> FloatArray:
+    """A parameter group's rates; where none was told of any but the first group, those of that.
+
+    Args:
+        first: The first group's, by place.
+        told: By place, the rates that `recorded_rates` gives.
+        group: The group, by its number and name.
+    """
+    found = first.copy()
+    for place, rates in told.items():
+        rate = rates.get(group)
+        found[place] = rate if isinstance(rate, (int, float)) else np.nan
+    return found

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import narwhals as nw
 
-from ampscope.analysis.results import SourceLine
 from ampscope.analysis.rounding import itemsize
-from ampscope.analysis.tables.lazy_tables import Lazy, collect, first_rank, rank_table
-from ampscope.trace.files.parquet_part import StepRows
+from ampscope.analysis.tables.lazy_tables import Lazy, collect, first_rank, remembered
+from ampscope.trace.files.parquet_part import ExecutionRows
 from ampscope.trace.read.run import Run
-from ampscope.trace.read.table_folders import Stamp
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, SiteRow, Source, Table
 
 _NODES = frozenset(str(node) for node in ENTRY_NODES | SINK_NODES)
@@ -32,7 +29,7 @@ class TracedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Executed:
+class ExecutedSite:
     """A site and what ran there in one traced step."""
 
     site: SiteRow
@@ -41,53 +38,33 @@ class Executed:
     bytes: int  #: of all outputs
     first: int  #: sequence number of the first execution
 
-    @property
-    def line(self) -> SourceLine | None:
-        """The user's line, where one is known."""
-        site = self.site
-        if not site.file:
-            return None
-        return SourceLine(file=site.file, line=site.line, function=site.function, code=site.code)
 
-
-def traced_rows(run: Run, rank: int) -> Sequence[StepRows]:
-    """How many rows there are of each execution that a rank has traced, in no order; asked once for every state."""
-    stamp = run.stamp(Table.OPS, rank=rank)
-    known = _counts.setdefault(run, {})
-    if rank not in known or known[rank][0] != stamp:
-        known[rank] = stamp, tuple(run.traced(rank))
-    return known[rank][1]
-
-
-#: By run and rank.
-_counts: WeakKeyDictionary[Run, dict[int, tuple[Stamp, Sequence[StepRows]]]] = WeakKeyDictionary()
+@remembered(Table.OPS)
+def traced_rows(run: Run, rank: int) -> Sequence[ExecutionRows]:
+    """How many rows there are of each execution that a rank has traced, in no order."""
+    return tuple(run.traced(rank))
 
 
 def traced_steps(run: Run, *, rank: int | None = None) -> tuple[TracedStep, ...]:
     """Returns the traced executions, the newest step first; of one step the live trace first, then replays by name."""
-    rank = first_rank(run) if rank is None else rank
-    stamp = run.stamp(Table.OPS, rank=rank)
-    known = _known.setdefault(run, {})
-    if rank not in known or known[rank][0] != stamp:
-        found = (
-            TracedStep(rank=rank, step=step, source=source, rows=rows) for step, source, rows in traced_rows(run, rank)
-        )
-        known[rank] = stamp, _in_order(found)
-    return known[rank][1]
+    return _traced_steps(run, first_rank(run) if rank is None else rank)
+
+
+@remembered(Table.OPS)
+def _traced_steps(run: Run, rank: int) -> tuple[TracedStep, ...]:
+    return _in_order(_as_steps(rank, traced_rows(run, rank)))
 
 
 def first_traced_steps(run: Run, *, rank: int, count: int) -> tuple[TracedStep, ...]:
     """The first ``count`` of what was traced, the oldest first, without putting all that was in order."""
     counted = traced_rows(run, rank)
     last = max(heapq.nsmallest(count, {each.step for each in counted}), default=-1)
-    early = (
-        TracedStep(rank=rank, step=step, source=source, rows=rows) for step, source, rows in counted if step <= last
-    )
-    return _in_order(early)[::-1][:count]
+    early = [each for each in counted if each.step <= last]
+    return _in_order(_as_steps(rank, early))[::-1][:count]
 
 
-#: By run and rank: the files are asked once for every state of the table.
-_known: WeakKeyDictionary[Run, dict[int, tuple[Stamp, tuple[TracedStep, ...]]]] = WeakKeyDictionary()
+def _as_steps(rank: int, counted: Iterable[ExecutionRows]) -> Iterator[TracedStep]:
+    return (TracedStep(rank=rank, step=step, source=source, rows=rows) for step, source, rows in counted)
 
 
 def _in_order(found: Iterable[TracedStep]) -> tuple[TracedStep, ...]:
@@ -96,10 +73,10 @@ def _in_order(found: Iterable[TracedStep]) -> tuple[TracedStep, ...]:
 
 def of_step(run: Run, table: Table, traced: TracedStep) -> Lazy:
     """The rows of ``ops`` or ``edges`` that belong to a traced step."""
-    return rank_table(run, table, traced.rank, step=traced.step).filter(nw.col("source") == traced.source)
+    return run.table(table, step=traced.step, rank=traced.rank).filter(nw.col("source") == traced.source)
 
 
-def executed(run: Run, traced: TracedStep) -> tuple[Executed, ...]:
+def executed(run: Run, traced: TracedStep) -> tuple[ExecutedSite, ...]:
     """Every site that ran in ``traced``, in order of first execution; inputs, parameters and gradients left out."""
     sums = (nw.len().alias("count"), nw.col("numel").sum().alias("elements"), nw.col("seq").min().alias("first"))
     ops = collect(of_step(run, Table.OPS, traced).group_by("site", "out").agg(*sums).sort("first", "out"))
@@ -110,8 +87,8 @@ def executed(run: Run, traced: TracedStep) -> tuple[Executed, ...]:
     return tuple(_executed(sites[number], outputs) for number, outputs in by_site.items() if number in sites)
 
 
-def _executed(site: SiteRow, outputs: list[dict[str, Any]]) -> Executed:
-    return Executed(
+def _executed(site: SiteRow, outputs: list[dict[str, Any]]) -> ExecutedSite:
+    return ExecutedSite(
         site=site,
         count=max(int(row["count"]) for row in outputs),
         elements=int(outputs[0]["elements"]),

@@ -5,30 +5,23 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import narwhals as nw
 import numpy as np
 
-from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Reason
 from ampscope.analysis.causes.unknown import Observed
-from ampscope.analysis.causes.usage import (
-    BecameHalf,
-    LearningRateMoved,
-    OptimizerRestored,
-    ScaleForgotten,
-    WithoutEffect,
-)
+from ampscope.analysis.causes.usage import LearningRateMoved, MistakeSeen, ScaleForgotten
 from ampscope.analysis.cures import own_words
 from ampscope.analysis.cures.own_words import program_of
 from ampscope.analysis.results import Finding, SourceLine
-from ampscope.analysis.step_graph import source_line
-from ampscope.analysis.tables.lazy_tables import collect, collect_expressions, collect_groups, rank_table
+from ampscope.analysis.tables.lazy_tables import collect, collect_rows
 from ampscope.analysis.tables.step_history import History, recorded_rates
-from ampscope.analysis.usage.mistakes import explained, fixes, happens_once
+from ampscope.analysis.usage.mistakes import explained, fixes, happens_once, severity
 from ampscope.trace.dtypes import FLOAT8, HALF_DTYPES
+from ampscope.trace.evidence import NO_EVIDENCE, FindingEvidence
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import (
     FindingRow,
@@ -82,8 +75,7 @@ def resumed_scalers(run: Run, rank: int) -> Iterator[ResumedScaler]:
 
 def steps_made(row: FindingRow) -> int:
     """How many steps an optimizer had behind it when a scaler without a past began to serve it; 0: none known."""
-    steps = details(row.evidence).get("optimizer_steps")
-    return steps if isinstance(steps, int) else 0
+    return FindingEvidence.of_row(row).optimizer_steps or 0
 
 
 def loop_steps(scalers: Sequence[ResumedScaler]) -> Callable[[int], int | None]:
@@ -126,8 +118,8 @@ def _saved_at(run: Run, rank: int, began: ScalerEventRow, scalers: Sequence[int]
     if began.scale_after is None or not math.isfinite(began.scale_after):
         return []
     tracker = details(began.detail).get("_growth_tracker", began.growth_tracker)
-    found = collect_expressions(
-        rank_table(run, Table.SCALER_EVENTS, rank),
+    found = collect_rows(
+        run.table(Table.SCALER_EVENTS, rank=rank),
         "step, detail",
         where=f"action = '{ScalerAction.STATE_SAVED}' AND scale_after = {began.scale_after!r} "
         f"AND scaler IN ({', '.join(map(str, scalers))})",
@@ -138,8 +130,8 @@ def _saved_at(run: Run, rank: int, began: ScalerEventRow, scalers: Sequence[int]
 
 def _last_scale(run: Run, rank: int, segment: int, scaler: int) -> float | None:
     """The newest scale that is known of a scaler; None where none is."""
-    found = collect_expressions(
-        rank_table(run, Table.SCALER_EVENTS, rank),
+    found = collect_rows(
+        run.table(Table.SCALER_EVENTS, rank=rank),
         "time, step, action, scale_after",
         where=f"segment = {segment} AND scaler = {scaler} AND scale_after IS NOT NULL AND action NOT IN ({_ROUTINE})",
         order="time DESC, step DESC",
@@ -161,9 +153,9 @@ def ops_by_dtype(run: Run, rank: int, sites: Sequence[SiteRow]) -> tuple[tuple[s
         return None
     ops = filter(_is_op, sites)
     gives = {site.site: next((each for each in site.out_dtypes if each in _FLOATS), "") for site in ops}
-    table = rank_table(run, Table.OPS, rank)
+    table = run.table(Table.OPS, rank=rank)
     found: Counter[str] = Counter()
-    for site, source, count in collect_groups(table, "site, source, count(*) AS ops", "site, source"):
+    for site, source, count in collect_rows(table, "site, source, count(*) AS ops", "site, source"):
         if execution_of(source)[0] == Source.LIVE and gives.get(site):
             found[gives[site]] += count
     return tuple(found.most_common())
@@ -292,29 +284,20 @@ _FORGOTTEN = Cause.MISUSE_SCALER_STATE_NOT_RESTORED
 
 
 def _recorded(row: FindingRow) -> Finding:
-    evidence = details(row.evidence)
+    evidence = FindingEvidence.of_row(row)
     cause = said(Cause, row.cause, Cause.UNKNOWN)
     form = MistakeForm(row.form) if row.form in MistakeForm._value2member_map_ else None
-    reason, framework = _reason(cause, evidence), str(evidence.get("framework", ""))
-    return _finding(cause, row.step, source_line(row), form=form, reason=reason, framework=framework)
-
-
-def _reason(cause: Cause, evidence: dict[str, Any]) -> Reason:
-    if evidence.get("optimizer_steps"):
-        return OptimizerRestored(steps=evidence["optimizer_steps"])
-    if cause is Cause.HALF_PARAMS and evidence.get("cast"):
-        return BecameHalf(parameters=evidence["parameters"], of=evidence["of"])
-    if cause in (Cause.NOTHING_TRAINS, Cause.GRADIENTS_NOT_CLEARED, Cause.RANKS_NOT_REDUCED):
-        return _without_effect(evidence)
-    return Observed(sentence=f"evidence: {evidence}") if cause is Cause.UNKNOWN else NOTHING_MORE
+    seen = MistakeSeen(seen=evidence)
+    reason = Observed(sentence=f"evidence: {details(row.evidence)}") if cause is Cause.UNKNOWN else seen
+    return _finding(cause, row.step, SourceLine.of(row), form=form, reason=reason, framework=evidence.framework)
 
 
 def _is_over(run: Run, rank: int, row: FindingRow) -> bool:
     """Whether gradients have reached an optimizer after all, or it is `_amp_without_effect` that tells of the row."""
-    if row.cause != Cause.NOTHING_TRAINS or details(row.evidence).get("learns"):
+    if row.cause != Cause.NOTHING_TRAINS or FindingEvidence.of_row(row).learns:
         return row.cause == Cause.AMP_WITHOUT_EFFECT
     came = f"segment = {row.segment} AND coalesce(clipped_grad_norm, grad_norm) > 0 AND NOT skipped"
-    return bool(collect_expressions(rank_table(run, Table.STEPS, rank), "step", where=came, limit=1))
+    return bool(collect_rows(run.table(Table.STEPS, rank=rank), "step", where=came, limit=1))
 
 
 def _amp_without_effect(
@@ -327,13 +310,9 @@ def _amp_without_effect(
     form = said(MistakeForm, seen.form, MistakeForm.AUTOCAST_OUTSIDE) if seen else without_region(sites, history)
     if ops is None or form is None or not (seen or ops):
         return []
-    step, place, evidence = (seen.step, source_line(seen), details(seen.evidence)) if seen else (0, None, {})
-    reason = replace(_without_effect(evidence), ops=ops)
+    step, place = (seen.step, SourceLine.of(seen)) if seen else (0, None)
+    reason = MistakeSeen(seen=FindingEvidence.of_row(seen) if seen else NO_EVIDENCE, ops=ops)
     return [_finding(Cause.AMP_WITHOUT_EFFECT, step, place, form=form, reason=reason)]
-
-
-def _without_effect(evidence: Mapping[str, Any]) -> WithoutEffect:
-    return WithoutEffect(**{each.name: evidence[each.name] for each in fields(WithoutEffect) if each.name in evidence})
 
 
 def _finding(
@@ -350,7 +329,7 @@ def _finding(
         last_step=step,
         count=1,
         counted=happens_once(cause, form),
-        severity=CATALOGUE[cause].severity,
+        severity=severity(cause, form),
         cause=cause,
         source=source,
         explanation=explained(cause, form, reason),
@@ -360,7 +339,7 @@ def _finding(
 
 def _costs_steps(row: FindingRow, history: Mapping[int, History]) -> bool:
     """Whether a scaler without a past did any harm: an optimizer's past alone may be that of another training."""
-    if row.cause != _FORGOTTEN or "optimizer_steps" not in details(row.evidence):
+    if row.cause != _FORGOTTEN or FindingEvidence.of_row(row).optimizer_steps is None:
         return True
     return any(bool(each.skipped[each.step == row.step].any()) for each in history.values())
 
@@ -391,8 +370,9 @@ def _cost(for_nothing: Sequence[int], history: History) -> Severity:
 
 def _started_afresh(resumed: ResumedScaler) -> Finding:
     start = resumed.start
-    reason = ScaleForgotten(was=resumed.last or 0.0, starts=start.scale_after)
-    return _finding(_FORGOTTEN, start.step, source_line(start), reason=reason)
+    known = start.scale_after is not None
+    reason = ScaleForgotten(was=resumed.last or 0.0, starts=start.scale_after or 0.0) if known else NOTHING_MORE
+    return _finding(_FORGOTTEN, start.step, SourceLine.of(start), reason=reason)
 
 
 def _recomputed_otherwise(run: Run, rank: int) -> list[Finding]:
@@ -409,12 +389,12 @@ def _recomputed_otherwise(run: Run, rank: int) -> list[Finding]:
     other = next(
         (each for each in again if _precision(each) not in forward.get(_place(each), {_precision(each)})), None
     )
-    return [_finding(Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH, 0, source_line(other))] if other else []
+    return [_finding(Cause.MISUSE_CHECKPOINT_AUTOCAST_MISMATCH, 0, SourceLine.of(other))] if other else []
 
 
 def _seen_as_it_was(run: Run, rank: int) -> set[int]:
     """Numbers of the program points that a step as it was has come by, not only one tried in another precision."""
-    ops = collect(rank_table(run, Table.OPS, rank).select("site", "source").unique())
+    ops = collect(run.table(Table.OPS, rank=rank).select("site", "source").unique())
     tried = str(Source.REPLAY_FP32)
     return {row["site"] for row in ops if execution_of(row["source"])[0] != tried}
 

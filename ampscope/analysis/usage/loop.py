@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from ampscope.analysis.rewriting.source_file import HasPlace, SourceFile, source_file
-from ampscope.analysis.rewriting.statement import dotted
+from ampscope.cures.rewriting.source_file import HasPlace, SourceFile, source_file
+from ampscope.cures.rewriting.statement import dotted
 
 #: First and last line, and what comes in their place; a last line before the first inserts there.
 LinesChanged = tuple[int, int, Sequence[str]]

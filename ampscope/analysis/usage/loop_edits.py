@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
-from ampscope.analysis.rewriting.edit import changed
-from ampscope.analysis.rewriting.forms.constants import typed
-from ampscope.analysis.rewriting.names import scope_at
-from ampscope.analysis.rewriting.program.around_model_call import makes_region
-from ampscope.analysis.rewriting.program.own_names import imported_name
-from ampscope.analysis.rewriting.source_file import HasPlace
-from ampscope.analysis.rewriting.statement import dotted
 from ampscope.analysis.usage.loop import LinesChanged, Loop, Spot, loop_at
+from ampscope.cures.rewriting.edit import changed
+from ampscope.cures.rewriting.literals import typed
+from ampscope.cures.rewriting.names import scope_at
+from ampscope.cures.rewriting.program.around_model_call import makes_region
+from ampscope.cures.rewriting.program.own_names import imported_name
+from ampscope.cures.rewriting.source_file import HasPlace
+from ampscope.cures.rewriting.statement import dotted
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 #: Calls that belong between unscaling and the step.

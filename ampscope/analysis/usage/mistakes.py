@@ -34,6 +34,11 @@ def happens_once(cause: Cause, form: MistakeForm | None) -> bool:
     return (isinstance(entry, UsageEntry) and entry.happens_once) or _form(form).refused
 
 
+def severity(cause: Cause, form: MistakeForm | None) -> Severity:
+    """Returns how severe a mistake is, in the form in which it was made."""
+    return _form(form).severity or CATALOGUE[cause].severity
+
+
 def explained(cause: Cause, form: MistakeForm | None, reason: Reason = NOTHING_MORE) -> str:
     """Explains a mistake, as exactly as it was seen."""
     return filled_in(_form(form).sentence, reason) or CATALOGUE[cause].explanation(Occurrence(reason=reason))
@@ -89,7 +94,7 @@ def of_mistakes(incidents: Iterable[Incident], mistakes: Sequence[Finding]) -> l
     kept = min((each.step for each in mistakes if each.cause is Cause.MISUSE_GRADIENTS_KEPT), default=None)
     if kept is not None:
         incidents = [each for each in incidents if each.cause not in _OF_SCALE or each.last_step <= kept]
-    growing = [each for each in mistakes if each.explanation == _GROWS_WITH_SCALE]
+    growing = [each for each in mistakes if each.explanation.startswith(_GROWS_WITH_SCALE)]
     return [_of(each, growing) if each.cause is Cause.SCALE_OVERFLOW else each for each in incidents]
 
 
@@ -102,7 +107,7 @@ def _of(incident: Incident, growing: Sequence[Finding]) -> Incident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class UsageCheck:
     """One thing that a correct loop does."""
 
     cause: Cause  #: what the mistake is called
@@ -117,13 +122,13 @@ class Check:
         return self.applies and not self.found and not self.noted
 
 
-def usage_checks(diagnosis: Diagnosis) -> tuple[Check, ...]:
+def usage_checks(diagnosis: Diagnosis) -> tuple[UsageCheck, ...]:
     """Every check of the use of autocast and the scaler, in the order of a step."""
     has_scaler = bool(diagnosis.scale)
     found = [each.cause for each in diagnosis.findings if each.severity is not Severity.INFO]
     noted = [each.cause for each in diagnosis.findings if each.severity is Severity.INFO]
     return tuple(
-        Check(
+        UsageCheck(
             cause=entry.cause,
             words=entry.correct,
             found=found.count(entry.cause),

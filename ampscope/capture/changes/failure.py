@@ -1,17 +1,14 @@
-"""The records of a replay tell where a step failed: at which modules, which call, and on what operands."""
+"""The records of a replay tell where a step failed: at which op, in which modules, and how near others are to it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from ampscope import provenance
-from ampscope.capture.changes.call_form import CallPlace
 from ampscope.capture.tracing.traced_rows import TracedRows
-from ampscope.provenance import op_name
-from ampscope.trace.dtypes import FINFO, HALF_DTYPES, PARTS
-from ampscope.trace.schema import ENTRY_NODES, LOSS_CODE, Cast, EdgeRow, OpRow, Phase, SiteRow
+from ampscope.trace.dtypes import FINFO, HALF_DTYPES
+from ampscope.trace.schema import ENTRY_NODES, LOSS_CODE, OpRow, Phase, SiteRow
 
 
 class OpKey(NamedTuple):
@@ -112,155 +109,3 @@ def scale_headroom(rows: TracedRows) -> float | None:
             ends = [abs(end) for end in (row.min, row.max) if end is not None and end - end == 0]
             largest = max([largest, *ends])
     return FINFO["float16"].max / largest if largest else None
-
-
-class FailedCall:
-    """The op of the forward at which values went wrong, or whose gradient did.
-
-    Args:
-        graph: The step's records.
-        seq: The op of the forward.
-        origin: The op at the origin: the same one, or one of its backward.
-
-    Attributes:
-        wide: What the op gave with everything in float32; None where that is not known.
-        wide_graph: The records of that.
-    """
-
-    def __init__(self, graph: provenance.Graph, seq: int, origin: int) -> None:
-        self.graph = graph
-        self.seq = seq
-        self.origin = origin
-        self.wide: OpRow | None = None
-        self.wide_graph: provenance.Graph | None = None
-
-    @property
-    def site(self) -> SiteRow:
-        """The program point of the op of the forward."""
-        return self.graph.site(self.seq)
-
-    @property
-    def name(self) -> str:
-        """The name of the op of the forward: ``log``."""
-        return provenance.op_name(self.site.op)
-
-    @property
-    def in_backward(self) -> bool:
-        """Whether the forward was finite there, and the gradient was not."""
-        return self.origin != self.seq
-
-    @property
-    def place(self) -> CallPlace:
-        """The user's line that calls it."""
-        return CallPlace(self.site.file, self.site.line)
-
-    def operand(self, number: int) -> OpRow | None:
-        """Returns the row of the output that an operand is; None where it has none, or that was not recorded."""
-        edge = self.edge(number)
-        return self.graph.output(edge.from_seq, edge.from_out) if edge is not None else None
-
-    def edge(self, number: int) -> EdgeRow | None:
-        """How an operand was read."""
-        return next((edge for edge in self.graph.inputs[self.seq] if edge.arg == number), None)
-
-
-def failed_call(rows: TracedRows) -> FailedCall | None:
-    """The call at which a step failed; None where nothing non-finite reached what matters, or no call made it."""
-    graph = rows.graph()
-    born = provenance.origins(graph)
-    if not born:
-        return None
-    origin = born[0].seq
-    site = graph.site(origin)
-    if site.phase != Phase.BACKWARD:
-        return FailedCall(graph, origin, origin) if site.op.startswith("aten.") else None
-    made_by = [seq for seq, written in graph.outputs.items() if seq < origin and written[0].site == site.forward_site]
-    return FailedCall(graph, made_by[-1], origin) if made_by else None
-
-
-#: Ops back, or forth, within which one that belongs to the failed one is looked for.
-REACH = 12
-_FORWARD = (Phase.FORWARD, Phase.LOSS, Phase.RECOMPUTE)
-
-
-class Operand(NamedTuple):
-    """One operand of the failed op, as the code gave it."""
-
-    dtype: str  #: of complex numbers, that of their parts
-    low: float | None
-    high: float | None
-    smallest: float | None  #: magnitude that is not zero
-
-    @property
-    def is_negative(self) -> bool:
-        """Whether it holds a number below zero, as far as it was measured."""
-        return self.low is not None and self.low < 0
-
-
-def operand(call: FailedCall, number: int) -> Operand | None:
-    """An operand of the failed op; None where the trace does not say what wrote it.
-
-    Args:
-        call: The failed op.
-        number: Which one.
-    """
-    edge = call.edge(number)
-    dtype = next(iter(call.site.in_dtypes[number : number + 1]), "")
-    while edge is not None and call.graph.site(edge.from_seq).cast == Cast.AUTOCAST:
-        dtype = next(iter(call.graph.site(edge.from_seq).in_dtypes), dtype)
-        edge = next(iter(call.graph.inputs[edge.from_seq]), None)
-    if edge is None:
-        return None
-    row = call.graph.output(edge.from_seq, edge.from_out)
-    low, high = (edge.min, edge.max) if edge.partial else (row.min, row.max)
-    return Operand(PARTS.get(dtype, dtype), low, high, row.statistics.min_positive)
-
-
-def place_of_op(call: FailedCall, seq: int) -> CallPlace:
-    """The user's line that an op belongs to."""
-    site = call.graph.site(seq)
-    return CallPlace(site.file, site.line)
-
-
-def name_of_op(call: FailedCall, seq: int) -> str:
-    """The name of an op: ``log``."""
-    return op_name(call.graph.site(seq).op)
-
-
-def ops_before(call: FailedCall, seq: int, through: frozenset[str]) -> Iterator[int]:
-    """The ops that one depends on, nearest first, through ops of some names only."""
-    seen, front = {seq}, [seq]
-    for _ in range(REACH):
-        found = dict.fromkeys(edge.from_seq for each in front for edge in call.graph.inputs[each])
-        found = {each: None for each in found if each not in seen}
-        seen.update(found)
-        yield from found
-        front = [each for each in found if name_of_op(call, each) in through]
-
-
-def ops_after(call: FailedCall, seq: int, through: frozenset[str]) -> Iterator[int]:
-    """The ops of the forward that read one, nearest first, through ops of some names only."""
-    seen, front = {seq}, [seq]
-    for _ in range(REACH):
-        found = dict.fromkeys(edge.seq for each in front for edge in call.graph.readers[each])
-        found = {each: None for each in found if each not in seen and call.graph.site(each).phase in _FORWARD}
-        seen.update(found)
-        yield from found
-        front = [each for each in found if name_of_op(call, each) in through]
-
-
-def is_masked(call: FailedCall) -> bool:
-    """Whether a selection takes the place of some of the op's values at once."""
-    readers = ops_after(call, call.seq, frozenset({"_to_copy"}))
-    return any(name_of_op(call, each) in ("where", "masked_fill") for each in readers)
-
-
-def smallest_normal(dtype: str) -> float:
-    """The smallest power of ten that is a normal number of a dtype."""
-    return float(f"1e{math.ceil(math.log10(FINFO[dtype].smallest_normal))}")
-
-
-def power_of_ten(largest: float) -> float:
-    """The largest power of ten that is not above a number."""
-    power = math.floor(math.log10(largest))
-    return float(f"1e{power}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -16,19 +15,41 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from ampscope.capture.changes.call_form import Call, CallForm, CallPlace, Compared
 from ampscope.capture.changes.replay_change import ReplayChange
 from ampscope.capture.changes.replay_results import FormUsed
+from ampscope.capture.keep_fp32 import in_float32
 from ampscope.capture.torch_support import call_state, torch_private, transforms
 from ampscope.capture.torch_support.backward_call import RUN_BACKWARD, active_in_engine
 from ampscope.capture.torch_support.call_state import random_state_kept
 from ampscope.capture.torch_support.function_names import is_in_place
 from ampscope.capture.torch_support.user_line import NOWHERE, Place, user_place
+from ampscope.cures.call_form import ROUNDING, Call, CallForm, CallPlace, ComparedValues, Lent
 from ampscope.trace import schema
 from ampscope.trace.vocabulary import TOGETHER
 
-#: Units of a dtype's eps up to which another value is the same one, rounded elsewhere.
-ROUNDING = 4.0
+#: What forms compute with.
+_LENT = Lent(torch_private.version_counter, in_float32)
+
+
+def made(form: CallForm, call: Call) -> Any:
+    """Makes a call in another form; writes into the tensor that it is to write (``out``), too.
+
+    Where the call writes over its own operand, what code reads may be that operand, which only the same function with
+    other arguments writes.
+
+    Returns:
+        The result; ``NotImplemented`` where the form does not apply.
+    """
+    out = call.kwargs.get("out")
+    if out is None:
+        overwrites = is_in_place(call.function, {}) or call.kwargs.get("inplace") is True
+        return NotImplemented if overwrites and not form.same_function else form.instead(call)
+    others = {name: value for name, value in call.kwargs.items() if name != "out"}
+    result = form.instead(call._replace(kwargs=others))
+    if not (isinstance(out, Tensor) and isinstance(result, Tensor) and out.shape == result.shape):
+        return NotImplemented
+    with torch.no_grad():  # no function differentiates what it writes there
+        return out.copy_(result)
 
 
 class OtherForm(ReplayChange):
@@ -51,7 +72,7 @@ class OtherForm(ReplayChange):
         self.because = TOGETHER if beside is not None else ""
         self._beside = beside
         self._given = form
-        self._form = copy.deepcopy(form)  # which may note what it sees; the next replay begins with nothing
+        self._form = form.for_replay(_LENT)
         self._at = at
         self._compares = True
         self._was_there: tuple[str, Place] | None = None
@@ -113,10 +134,10 @@ class OtherForm(ReplayChange):
         """Makes a call of the forward, in its other form where that is asked for."""
         form = self._form
         if form.belongs(call):
-            return form.made(call)
+            return made(form, call)
         named = not form.calls or call.name in form.calls
         if named and self._at.is_at(place := self._place()) and form.fits(call):
-            result = form.made(call)
+            result = made(form, call)
             if result is not NotImplemented:
                 self._was_there = self._was_there or (call.name, place)
                 spoils = is_in_place(call.function, dict(call.kwargs))  # what it was given is gone when it is done
@@ -135,7 +156,7 @@ class OtherForm(ReplayChange):
         with self._unseen(), torch.no_grad(), random_state_kept(), call_state.no_autocast_cache():
             yield
 
-    def _compare(self, pairs: Iterable[Compared]) -> None:
+    def _compare(self, pairs: Iterable[ComparedValues]) -> None:
         changes = [_change(pair, self._form.good) for pair in pairs]
         known = [each for each in (self._good_change, *changes) if each is not None]
         self._good_change = max(known, default=None)
@@ -143,10 +164,10 @@ class OtherForm(ReplayChange):
 
 def relative_change(before: Tensor, after: Tensor) -> float | None:
     """The largest relative change of what was finite before, in units of the dtype's eps; see `FormUsed`."""
-    return _change(Compared(before, after), torch.isfinite)
+    return _change(ComparedValues(before, after), torch.isfinite)
 
 
-def _change(pair: Compared, good: Callable[[Tensor], Tensor]) -> float | None:
+def _change(pair: ComparedValues, good: Callable[[Tensor], Tensor]) -> float | None:
     """The largest relative change of good values, in units of the dtype's eps; None where nothing can be compared.
 
     Where it is known what the code means, a value that lies as near to that has not changed by more.
@@ -277,6 +298,11 @@ class LossForms:
     def __init__(self) -> None:
         self._asked: list[FormInLoss] = []
         self.of_step: tuple[FormInLoss, ...] = ()
+
+    @property
+    def to_repeat(self) -> tuple[FormInLoss, ...]:
+        """The forms that calls of the step really had, which a replay makes again."""
+        return tuple(form for form in self.of_step if not form.in_checkpoint)
 
     def add(self, form: FormInLoss) -> None:
         """Has a call made in another form."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.capture.tracing.batch_rows import RowShare
 from ampscope.trace.evidence import Evidence, Reduction
@@ -57,17 +55,6 @@ class ChangedResult(NamedTuple):
     outcome: Trial
     reason: str = ""
     loss: float | None = None
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Regained:
-    """The gradients that another run of a finite step came to."""
-
-    gradients: dict[str, Tensor] = field(default_factory=dict)  #: by parameter, unscaled
-    reason: str = ""  #: why it could not be run
-    differences: tuple[str, ...] = ()  #: between a faithful replay and the real step, in words
-    loss: float | None = None  #: scaled where the step is
     seconds: float = 0.0
 
 

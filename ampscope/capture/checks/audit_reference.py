@@ -14,7 +14,7 @@ from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.tracing import operators
 from ampscope.capture.tracing.exponent_histogram import sample
 from ampscope.capture.tracing.light_statistics import stored
-from ampscope.capture.tracing.operand_keeper import Executed
+from ampscope.capture.tracing.operand_keeper import ExecutedCall
 from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.tracer import Tracer
 
@@ -101,12 +101,12 @@ def is_narrow(tensor: Tensor, reference: torch.dtype) -> bool:
     return tensor.dtype.is_floating_point and tensor.dtype.itemsize < reference.itemsize
 
 
-def concerns(executed: Executed, results: Sequence[Tensor], reference: torch.dtype) -> bool:
+def concerns(executed: ExecutedCall, results: Sequence[Tensor], reference: torch.dtype) -> bool:
     """Whether an op reads or gives anything narrower than the reference: another computes in it anyway."""
     return any(is_narrow(each, reference) for each in (*executed.operands, *results))
 
 
-def draws_numbers(executed: Executed) -> bool:
+def draws_numbers(executed: ExecutedCall) -> bool:
     """Whether a call draws random numbers: once more, it would draw others."""
     operator = executed.operator
     if operator.is_random and "dropout_p" in operator.argument_names:  # attention, which drops nothing by default
@@ -115,12 +115,12 @@ def draws_numbers(executed: Executed) -> bool:
     return operator.is_random or operator.draws
 
 
-def only_reshapes(executed: Executed) -> bool:
+def only_reshapes(executed: ExecutedCall) -> bool:
     """Whether an op makes a view of a tensor in place, as ``transpose_`` does: it rounds nothing."""
     return torch.Tag.inplace_view in executed.operator.overload.tags
 
 
-def _takes_opaque(executed: Executed) -> bool:
+def _takes_opaque(executed: ExecutedCall) -> bool:
     """Whether an op is given what only a kernel for its own dtype can read.
 
     PyTorch's own ops name it; of ops from elsewhere nothing is known, and any bytes may be such.
@@ -131,7 +131,7 @@ def _takes_opaque(executed: Executed) -> bool:
     return executed.operator.overload.namespace != "aten" and any(each.dtype in _BYTES for each in executed.operands)
 
 
-def run_widened(executed: Executed, before: Mapping[int, Tensor], reference: torch.dtype) -> list[Tensor] | None:
+def run_widened(executed: ExecutedCall, before: Mapping[int, Tensor], reference: torch.dtype) -> list[Tensor] | None:
     """The outputs of an op on its own operands in the reference dtype; None where it cannot be run so.
 
     Args:
@@ -228,7 +228,7 @@ class Positions:
         """Number of the micro-batch."""
         return len(self._tracer.outputs.micro_batches) - 1
 
-    def of(self, executed: Executed, results: Sequence[Tensor]) -> Key | None:
+    def of(self, executed: ExecutedCall, results: Sequence[Tensor]) -> Key | None:
         """Returns where an op ran, and the how-many-th of its kind it was there; None for a cast."""
         if is_cast(executed, results):
             return None
@@ -239,7 +239,7 @@ class Positions:
         return (*key, self.seen[key])
 
 
-def is_cast(executed: Executed, results: Sequence[Tensor]) -> bool:
+def is_cast(executed: ExecutedCall, results: Sequence[Tensor]) -> bool:
     """Whether an op does nothing but round, or widen, floating-point numbers."""
     floating = [each.dtype.is_floating_point for each in (*executed.operands, *results)]
     return executed.operator.is_cast and all(floating)
@@ -260,7 +260,7 @@ class ReferenceSamples:
     def before(self, operator: Operator, args: Any, kwargs: Any) -> None:
         """See `OpListener`."""
 
-    def after(self, executed: Executed, results: Sequence[Tensor], writers: Sequence[int]) -> None:
+    def after(self, executed: ExecutedCall, results: Sequence[Tensor], writers: Sequence[int]) -> None:
         """See `OpListener`."""
         key = self._positions.of(executed, results)
         if key is not None:

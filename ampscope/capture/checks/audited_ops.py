@@ -30,7 +30,7 @@ from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.sharding import local
 from ampscope.capture.tracing import operators
 from ampscope.capture.tracing.exponent_histogram import sample
-from ampscope.capture.tracing.operand_keeper import Executed
+from ampscope.capture.tracing.operand_keeper import ExecutedCall
 from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
@@ -111,7 +111,7 @@ class OpErrors:
         self._written = operators.written_tensors(operator, args, kwargs)
         self._before = {id(each): each.detach().clone() for each in self._written}
 
-    def after(self, executed: Executed, results: Sequence[Tensor], writers: Sequence[int]) -> None:
+    def after(self, executed: ExecutedCall, results: Sequence[Tensor], writers: Sequence[int]) -> None:
         """See `OpListener`."""
         self.settle()
         before, self._before = self._before, {}
@@ -162,7 +162,7 @@ class OpErrors:
         self._awaited, self._written, self._before, self._samples = [], [], {}, None
         self.numbers = Numbers()
 
-    def _count(self, executed: Executed, wide: list[Tensor] | None, results: Sequence[Tensor]) -> None:
+    def _count(self, executed: ExecutedCall, wide: list[Tensor] | None, results: Sequence[Tensor]) -> None:
         pairs = zip(wide or (), results, strict=False)
         fits = bool(wide) and all(each.shape == of.shape for each, of in pairs if _has_values(of))
         self.rerun += fits

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple, cast
@@ -14,18 +14,16 @@ from typing import Any, NamedTuple, cast
 from torch import nn
 
 from ampscope.capture.changes.replay_change import ReplayChange
-from ampscope.capture.changes.replay_results import ChangedResult, FormUsed, ReplayResult, TrialResult
+from ampscope.capture.changes.replay_results import FormUsed, ReplayResult, TrialResult
+from ampscope.capture.checks.check import Asks, Check, CheckContext, Reruns
 from ampscope.capture.cures.optimizer_cures import USUAL_NORM, clipped, norm_of
-from ampscope.capture.cures.trial_costs import unobserved
-from ampscope.capture.events import StepAttempt, StepObserver
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.isolation import memory
-from ampscope.capture.rerun import step_replay
-from ampscope.capture.rerun.optimizer_rerun import StepAgain
-from ampscope.capture.rerun.step_replay import Again
+from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.rerun import obstacles
+from ampscope.capture.rerun.engine import LookDepth, Ran, Rerun
+from ampscope.capture.rerun.optimizer_rerun import Copied, StepAgain
 from ampscope.capture.step import gradients
-from ampscope.capture.step.cycle import State, StepCycle
-from ampscope.capture.step.incidents import Incidents
-from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
@@ -125,107 +123,85 @@ class WeightsMoved(ReplayChange):
         self.weights = instead
 
 
-class Overshoot:
-    """Looks at steps whose loss has just grown by far, before their optimizer moves the weights.
+class Growth:
+    """The losses of the latest good steps: whether one has just grown by far."""
 
-    Args:
-        again: Runs steps again, where that can be afforded.
-    """
-
-    def __init__(self, again: Again) -> None:
-        self._again = again
+    def __init__(self) -> None:
         self._losses: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=STEPS))  # by number of the optimizer
-        self._looks = 0
 
-    def has_grown(self, optimizer: int, loss: float | None) -> bool:
-        """Takes the loss of a good step, as far as the host knows it; says whether to look at the step."""
+    def takes(self, optimizer: int, loss: float | None) -> bool:
+        """Takes the loss of a good step, as far as the host knows it; says whether it has."""
         if loss is None or not math.isfinite(loss):
             return False
         before = self._losses[optimizer]
         grown = bool(before) and loss > before[-1] and loss >= GROWN * min(before) > 0
         before.append(loss)
-        return grown and self._looks < MOST_LOOKS and self._again.budget.allows_look()
+        return grown
 
-    def look(self, attempt: StepAttempt, recording: TapedStep, loss: float) -> None:
-        """Records which smaller steps lower the loss of the step's own batch, where the step as it is to be does not.
 
-        Args:
-            attempt: Its gradients are as the optimizer will use them.
-            recording: What a replay needs.
-            loss: Of the step.
-        """
-        self._looks += 1
-        started = time.perf_counter()
-        again = self._optimizer(attempt)
-        possible = not _is_of_others(recording) and not step_replay.why_not(recording, self._again.models)
-        if again is not None and possible:
-            for trial in self._trials(again, recording, loss):
-                self._again.recorder.trial(trial, step=attempt.step, optimizer=attempt.index)
-        attempt.judging_s += time.perf_counter() - started
+class SmallerSteps:
+    """Asks which smaller steps lower the loss of a step's own batch, where the step as it is to be does not.
 
-    def _optimizer(self, attempt: StepAttempt) -> StepAgain | None:
-        """The optimizer's step on all that it steps; None where that cannot be had on copies."""
-        models = self._again.models
-        view = OptimizerView(attempt.optimizer)
-        known = {id(p): (name, cast(nn.Parameter, p)) for name, p in models.parameters.values()}
-        with_gradients = [p for p in view.parameters if p.grad is not None]
-        size = _COPIES * sum(p.nbytes for p in with_gradients)
-        if not all(id(p) in known for p in with_gradients) or not memory.fits(size, models.main_device()):
+    Args:
+        attempt: Its gradients are as the optimizer will use them.
+        again: The optimizer's step.
+        recording: The step.
+        loss: Of the step.
+    """
+
+    def __init__(self, attempt: StepAttempt, again: StepAgain, recording: TapedStep, loss: float) -> None:
+        self._attempt = attempt
+        self._again = again
+        self._recording = recording
+        self._loss = loss
+
+    def asks(self, recorder: Recorder) -> Asks:
+        """Runs the step on the weights that the optimizer leaves, and records what lowers its loss."""
+        as_it_is = yield from self._after()
+        if as_it_is is None or as_it_is.reason or self._lowers(as_it_is):
             return None
-        return StepAgain.before_it(attempt.optimizer, dict(known[id(p)] for p in with_gradients))
-
-    def _trials(self, again: StepAgain, recording: TapedStep, loss: float) -> Iterator[TrialResult]:
-        as_it_is = self._after(again, recording)
-        if as_it_is.outcome is Trial.UNAVAILABLE or _lowers(as_it_is, recording, loss):
-            return
-        rate = OptimizerView(again.source).learning_rate
-        name = type(again.source).__name__
+        rate = OptimizerView(self._again.source).learning_rate
         if rate is not None:
-            rate = float(rate)
             for share in SHARES:
-                found = _judged(self._after(again, recording, share=share), recording, loss)
-                if found.outcome is not Trial.NONFINITE or share == SHARES[-1]:
-                    used = FormUsed(Form.SMALLER_STEP, name, NOWHERE, None, share * rate, rate)
-                    yield TrialResult(Change.FORM, (), (), recording.scale, found, form=used)
+                ran = yield from self._after(share=share)
+                if ran is None or ran.reason or self._lowers(ran) or share == SHARES[-1]:
+                    self._record(recorder, ran, Form.SMALLER_STEP, share * float(rate), float(rate))
                     break
-        norm = norm_of(again.parameters)
+        norm = norm_of(self._again.parameters)
         if norm > USUAL_NORM:
-            found = _judged(self._after(again, recording, kept=USUAL_NORM / norm), recording, loss)
-            used = FormUsed(Form.CLIPPED, name, NOWHERE, None, USUAL_NORM, norm)
-            yield TrialResult(Change.FORM, (), (), recording.scale, found, form=used)
+            ran = yield from self._after(kept=USUAL_NORM / norm)
+            self._record(recorder, ran, Form.CLIPPED, USUAL_NORM, norm)
+        return None
 
-    def _after(self, again: StepAgain, recording: TapedStep, *, share: float = 1.0, kept: float = 1.0) -> ChangedResult:
-        """The step's own batch again, on the weights that the optimizer leaves with a ``share`` of its learning rate.
+    def _after(self, *, share: float = 1.0, kept: float = 1.0) -> Reruns[Ran | None]:
+        """The step's own batch again, on the weights that the optimizer leaves; None where it does not step on copies.
 
         Args:
-            again: The optimizer's step.
-            recording: The step.
             share: Of the learning rate.
             kept: Share of the gradients.
         """
-        models = self._again.models
-        copied = again.copied()
-        OptimizerView(copied.optimizer).adjust("lr", lambda rate: rate * share)
-        clipped(copied, kept)
-        if not again.play(copied, models):
-            return ChangedResult(Trial.UNAVAILABLE, "the optimizer does not step on copies")
-        moved = {id(parameter): copied.parameters[name] for name, parameter in again.parameters.items()}
-        tracer = unobserved(models, self._again.guard)
-        found = step_replay.retry(recording, models, tracer, WeightsMoved(moved))
-        self._again.budget.spent(found.seconds)
-        return found
 
+        def adjust(copied: Copied) -> None:
+            copied.adjust("lr", lambda rate: rate * share)
+            clipped(copied, kept)
 
-def _judged(found: ChangedResult, recording: TapedStep, loss: float) -> ChangedResult:
-    """A run that cures only where the loss is lower than it was."""
-    if found.outcome is Trial.FINITE and not _lowers(found, recording, loss):
-        return found._replace(outcome=Trial.NONFINITE)
-    return found
+        copied: Copied | None = yield partial(self._again.made, adjust=adjust)
+        if copied is None:
+            return None
+        moved = {id(parameter): copied.parameters[name] for name, parameter in self._again.parameters.items()}
+        ran: Ran = yield Rerun(self._recording, WeightsMoved(moved), LookDepth.NONE)
+        return ran
 
+    def _lowers(self, ran: Ran) -> bool:
+        return ran.outcome is Trial.FINITE and ran.loss is not None and ran.loss / ran.scale < self._loss
 
-def _lowers(found: ChangedResult, recording: TapedStep, loss: float) -> bool:
-    after = found.loss / (recording.scale or 1.0) if found.loss is not None else math.inf
-    return found.outcome is Trial.FINITE and after < loss
+    def _record(self, recorder: Recorder, ran: Ran | None, form: Form, value: float, was: float) -> None:
+        """Records a step that cures only where the loss is lower than it was."""
+        ran = ran or Ran(reason="the optimizer does not step on copies")
+        used = FormUsed(form, type(self._again.source).__name__, NOWHERE, None, value, was)
+        result = ran.result_if(cured=self._lowers(ran))
+        made = TrialResult(Change.FORM, (), (), self._recording.scale, result, form=used)
+        recorder.trial(made, step=self._attempt.step, optimizer=self._attempt.index)
 
 
 def _is_of_others(recording: TapedStep) -> bool:
@@ -242,33 +218,27 @@ _TOO_LATE = "its numbers reached the host only after the optimizer had moved the
 Bands = dict[str, Band]
 
 
-class SpikeEnding(StepObserver):
-    """Compares each step with the good ones before it, and runs one that is far out again before the weights move.
+class SpikeEnding(Check):
+    """Compares each step with the good ones before it, and runs one that is far out again before the weights move."""
 
-    Args:
-        again: Runs steps again with a smaller step of the optimizer; the models, and where a spike is taken down.
-        incidents: Runs steps again.
-        tape: What that needs.
-        cycle: Where the step is.
-    """
-
-    def __init__(self, again: Again, incidents: Incidents, tape: StepTape, cycle: StepCycle) -> None:
-        self.guard = again.guard
-        self._models = again.models
-        self._recorder = again.recorder
-        self._incidents = incidents
-        self._tape = tape
-        self._cycle = cycle
-        self._overshoot = Overshoot(again)
+    def __init__(self, context: CheckContext) -> None:
+        super().__init__(context)
+        self._growth = Growth()
         self._bands: dict[int, Bands] = {}  # of each optimizer: its loss and its gradient norm
         self._told = 0
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
-        """The optimizer is about to move the weights: the last moment at which the step can be run again."""
+        """The optimizer is about to move the weights: the last moment at which the step can be run again.
+
+        A spike is taken down in any case.
+        """
         if attempt.bad or attempt.on_device:
             return
         loss = attempt.opened.known_loss()
-        self._look_at_growth(attempt, loss)
+        if self._growth.takes(attempt.index, loss) and self.looks < MOST_LOOKS and self.affords():
+            asks = None if loss is None or self.tape.guard.broken else self._smaller_steps(attempt, loss)
+            if asks is not None:
+                self.ask(attempt, asks)
         norm = attempt.norm_before_clipping
         if norm is None:
             norm = attempt.opened.norms.get(id(attempt.optimizer))
@@ -276,15 +246,8 @@ class SpikeEnding(StepObserver):
         size = None if norm is None else attempt.opened.number(norm)
         found = self._far_out(attempt.index, loss, size)
         if found:
-            with self._cycle.inside(State.JUDGING):
-                outcome = self._incidents.look(attempt, None if self._tape.guard.broken else self._tape.recording())
-            self._take_down(attempt.step, attempt.index, found, outcome, *_shares(attempt, self._models))
-
-    def _look_at_growth(self, attempt: StepAttempt, loss: float | None) -> None:
-        """Tries a smaller step where the loss has just grown by far; no wait, see `optimizer_steps`."""
-        if self._overshoot.has_grown(attempt.index, loss) and loss is not None and not self._tape.guard.broken:
-            with self._cycle.inside(State.JUDGING):
-                self._overshoot.look(attempt, self._tape.recording()._replace(scale=attempt.scale), loss)
+            outcome = self.incidents.look(attempt, None if self.tape.guard.broken else self.tape.recording())
+            self._take_down(attempt.step, attempt.index, found, outcome, *_shares(attempt, self.engine.models))
 
     def arrived(self, attempt: StepAttempt, row: StepRow) -> None:
         """The numbers of a step that its optimizer decided on the device have reached the host."""
@@ -292,6 +255,20 @@ class SpikeEnding(StepObserver):
             found = self._far_out(row.optimizer, row.loss, row.grad_norm)
             if found:
                 self._take_down(row.step, row.optimizer, found, ReplayResult(ReplayStatus.UNAVAILABLE, _TOO_LATE), [])
+
+    def _smaller_steps(self, attempt: StepAttempt, loss: float) -> Asks:
+        """Tries the optimizer's step on all that it steps, if that can be had on copies."""
+        recording, models = self.tape.recording()._replace(scale=attempt.scale), self.engine.models
+        known = {id(p): (name, cast(nn.Parameter, p)) for name, p in models.parameters.values()}
+        stepped = [p for p in OptimizerView(attempt.optimizer).parameters if p.grad is not None]
+        size = _COPIES * sum(p.nbytes for p in stepped)
+        watched = all(id(p) in known for p in stepped) and memory.fits(size, models.main_device())
+        if not watched or _is_of_others(recording) or obstacles.why_not(recording, models):
+            return None
+        again = StepAgain.before_it(attempt.optimizer, dict(known[id(p)] for p in stepped))
+        if again is not None:
+            yield from SmallerSteps(attempt, again, recording, loss).asks(self.recorder)
+        return None
 
     def _far_out(self, optimizer: int, loss: float | None, norm: float | None) -> dict[str, Spike]:
         bands = self._bands.get(optimizer)
@@ -324,7 +301,7 @@ class SpikeEnding(StepObserver):
             "replay": outcome.status,
             "replay_reason": outcome.reason,
         }
-        self._recorder.event(EventKind.SPIKE, step, json.dumps(evidence))
+        self.recorder.event(EventKind.SPIKE, step, json.dumps(evidence))
 
 
 def _shares(attempt: StepAttempt, models: Models) -> tuple[list[tuple[str, float]], float]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +28,7 @@ from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import Place, user_place
 from ampscope.capture.tracing.light_statistics import checksum
 from ampscope.capture.usage.mistake import Mistake, ReportMistake
+from ampscope.trace.evidence import FindingEvidence
 from ampscope.trace.schema import StepRow
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
@@ -178,7 +178,7 @@ class KeptGradients:
 
     def _came(self, kept: _Kept, known: Values) -> None:
         if known["stays"]:
-            found = {"attempts": kept.steps, "parameters": [kept.name], "count": 1}
+            found = FindingEvidence(attempts=kept.steps, parameters=(kept.name,), count=1)
             self._report(Mistake(Cause.GRADIENTS_NOT_CLEARED, kept.place, kept.first, evidence=found))
 
     def _let_go(self, number: int) -> None:
@@ -340,7 +340,7 @@ class Liveness(StepObserver):
         held = [name for name, each in self._models.parameters.values() if each.grad is not None]
         self._strangers = self._strangers + 1 if held else 0
         if self._strangers == _ENOUGH:
-            found = {"attempts": _ENOUGH, **_named(held)}
+            found = replace(_named(held), attempts=_ENOUGH)
             self._report(Mistake(Cause.NOTHING_TRAINS, user_place(), 0, MistakeForm.OTHER_PARAMETERS, found))
 
     def run_ended(self, _: RunEnd) -> None:
@@ -363,7 +363,7 @@ class Liveness(StepObserver):
         account, form = forms[0]
         known = self._models.parameters
         named = _named(known[id(each)][0] for each in account.parameters if id(each) in known)
-        found = {"attempts": account.attempts or account.resting, "learns": account.learns, **named}
+        found = replace(named, attempts=account.attempts or account.resting, learns=account.learns)
         self._trains = True  # nothing more is to be told
         self._accounts.clear()
         self._report(Mistake(Cause.NOTHING_TRAINS, account.place, account.first, form, found))
@@ -373,11 +373,11 @@ class Liveness(StepObserver):
         apart = left_apart(self._models.roots)
         if apart is not None:
             names, ranks = apart
-            found = {"ranks": ranks, **_named(names)}
+            found = replace(_named(names), ranks=ranks)
             self._report(Mistake(Cause.RANKS_NOT_REDUCED, user_place(), evidence=found))
 
 
-def _named(names: Iterable[str]) -> dict[str, Any]:
+def _named(names: Iterable[str]) -> FindingEvidence:
     """Parameters for the evidence: the first, and how many there are."""
     held = list(names)
-    return {"parameters": held[:MOST_NAMED], "count": len(held)}
+    return FindingEvidence(parameters=tuple(held[:MOST_NAMED]), count=len(held))

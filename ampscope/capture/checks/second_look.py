@@ -7,33 +7,29 @@ have the same zeros there. A step that did lose something is recorded as an inci
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from ampscope.capture.budgets import EARLY_STEPS
 from ampscope.capture.changes.replay_change import EverythingIn, ReplayChange
-from ampscope.capture.changes.replay_results import ChangedResult, Regained, ReplayResult
+from ampscope.capture.changes.replay_results import ChangedResult
 from ampscope.capture.checks import lost_gradients
+from ampscope.capture.checks.check import Asks, Check, CheckContext, CheckFinding
 from ampscope.capture.checks.hidden_overflow import HiddenOverflow
 from ampscope.capture.checks.lost_gradients import Largest, Progress, Sign, Signs, norm_of
-from ampscope.capture.cures.trial_plan import gradient_trial, gradient_trials
-from ampscope.capture.events import StepAttempt, StepObserver
-from ampscope.capture.rerun.step_replay import Again
+from ampscope.capture.cures.trial_plan import gradient_changes
+from ampscope.capture.events import StepAttempt
+from ampscope.capture.rerun.engine import LookDepth, Ran, for_gradients
 from ampscope.capture.step import gradients
-from ampscope.capture.step.cycle import State, StepCycle
-from ampscope.capture.step.incidents import Incidents
-from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.tape.taped_step import TapedStep
-from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.provenance import absorbed, cancelled, lost_mass
 from ampscope.trace.evidence import Evidence
-from ampscope.trace.schema import Node, ReplayStatus, Trial, Trigger
+from ampscope.trace.schema import Node, Trial, Trigger
 
 #: Zeros of a gradient that float32 has too may become more by this share before they are looked at again.
 _MORE_ZEROS = 0.25
@@ -43,37 +39,22 @@ _APART = 2 * gradients.RECORD_EVERY
 _MOST_BACKWARDS = 16
 
 
-class SecondLook(StepObserver):
+class SecondLook(Check):
     """Looks at the gradients of some good steps before their optimizer moves.
 
     Args:
-        again: Runs steps again, where that can be afforded.
+        context: What it needs of its run.
         hidden: Tells of an overflow by which gradients were lost.
-        incidents: Reports what was lost.
-        tape: What a replay needs.
-        cycle: Where the step is.
         progress: Tells a training that has come to its end.
-        guard: Catches faults of looking.
     """
 
-    def __init__(
-        self,
-        again: Again,
-        hidden: HiddenOverflow,
-        incidents: Incidents,
-        tape: StepTape,
-        cycle: StepCycle,
-        progress: Progress,
-        guard: Guard,
-    ) -> None:
-        self.guard = guard
-        self._again = again
+    def __init__(self, context: CheckContext, hidden: HiddenOverflow, progress: Progress) -> None:
+        super().__init__(context)
         self._hidden = hidden
-        self._incidents = incidents
-        self._tape = tape
-        self._cycle = cycle
         self._progress = progress
-        self._steps: dict[int, int] = defaultdict(int)  # seen of each optimizer
+        # Of each optimizer's next step, its number among those of that optimizer, and whether it is looked at.
+        self._turns: dict[int, tuple[int, bool]] = defaultdict(lambda: (0, True))
+        self._turn = 0, True  # of the step in progress
         self._explained: dict[str, Sign] = {}  # signs that float32 showed too, or that were reported
         self._vanished = False  # all gradients of the step before were zero
         self._backwards = _MOST_BACKWARDS  # that are measured yet, if the optimizer that stepped last is due next
@@ -84,40 +65,39 @@ class SecondLook(StepObserver):
     def backward_ended(self) -> None:
         """Measures gradients as they were given, before the loop clips them."""
         self._given = None
-        if self._backwards and not self._tape.guard.broken and self._computed_in():
+        if self._backwards and not self.tape.guard.broken and self._computed_in():
             self._backwards -= 1
-            self._given = Largest(self._again.models)
+            self._given = Largest(self.engine.models)
 
     def attempt_began(self, attempt: StepAttempt) -> None:
         """Measures the gradients of a step that is looked at, before somebody waits for them anyway."""
-        due = not self._tape.guard.broken and _is_due(self._steps[attempt.index]) and self._computed_in()
+        due = not self.tape.guard.broken and self._turns[attempt.index][1] and self._computed_in()
         scaled = attempt.scaling is not None and id(attempt.optimizer) not in attempt.opened.norms
         self._signs = self._measure(attempt, scaled=scaled) if due else None
 
     def optimizer_steps(self, attempt: StepAttempt) -> None:
-        """Looks at the gradients that the optimizer is about to use, if this is one of the steps that are looked at."""
-        number = self._steps[attempt.index]
-        self._steps[attempt.index] += 1
-        self._backwards = _MOST_BACKWARDS if _is_due(number + 1) else 0
-        if attempt.bad or self._tape.guard.broken or not (_is_due(number) or self._has_vanished(attempt)):
-            return
+        """Counts the steps that each optimizer makes, good and bad ones."""
+        self._turn = self._turns[attempt.index]
+        number, is_due = self._turn[0] + 1, _is_due(self._turn[0] + 1)
+        self._turns[attempt.index] = number, is_due
+        self._backwards = _MOST_BACKWARDS if is_due else 0
+        super().optimizer_steps(attempt)
+
+    def due(self, attempt: StepAttempt) -> Asks | None:
+        """Whether the gradients that the optimizer is about to use show signs of loss that are new."""
+        number, is_due = self._turn
+        if not (is_due or self._has_vanished(attempt)):
+            return None
         dtypes = self._computed_in()
         if not dtypes:
-            return
+            return None
         loss = self._progress.note(attempt)
         signs = self._signs or self._measure(attempt, scaled=attempt.on_device)
         scale, found = signs.scale, signs.suspicious(dtypes)
-        new = {name: sign for name, sign in found.items() if self._is_new(name, sign)}
-        if not new or number < self._next or not self._again.budget.allows_look():
-            return
-        recording = self._tape.recording()
-        if not _of_others(recording):
-            with self._cycle.inside(State.JUDGING):
-                started = time.perf_counter()
-                self._look(attempt, recording._replace(scale=scale), signs.factors(), loss)
-                attempt.judging_s += time.perf_counter() - started
-        self._explained |= found
-        self._next = number + min(number, _APART)
+        is_new = any(self._is_new(name, sign) for name, sign in found.items())
+        if not is_new or number < self._next:
+            return None
+        return self._asks(attempt, self.tape.recording()._replace(scale=scale), signs, found, loss)
 
     def _has_vanished(self, attempt: StepAttempt) -> bool:
         """Whether all gradients are zero, and those of the step before were not; no wait, see `SpikeEnding`."""
@@ -127,75 +107,95 @@ class SecondLook(StepObserver):
 
     def _measure(self, attempt: StepAttempt, *, scaled: bool) -> Signs:
         scale = attempt.scaling.scale if attempt.scaling is not None else None
-        return Signs(attempt.optimizer, self._again.models, scale, self._given, scaled=scaled)
+        return Signs(attempt.optimizer, self.engine.models, scale, self._given, scaled=scaled)
 
     def _computed_in(self) -> frozenset[torch.dtype]:
         """The half precisions in which the run computed, by what was traced so far, else by where its tape ran."""
-        computed = self._again.recorder.sites.computed_in()
+        computed = self.recorder.sites.computed_in()
         if computed is None:
-            computed = frozenset(e.state.ambient.autocast_dtype for e in self._tape.recording().tape.entries)
+            computed = frozenset(e.state.ambient.autocast_dtype for e in self.tape.recording().tape.entries)
         return HALF & computed
 
     def _is_new(self, name: str, sign: Sign) -> bool:
         known = self._explained.get(name)
         return known is None or sign.zeros > known.zeros + _MORE_ZEROS or (sign.tiny and not known.tiny)
 
-    def _look(self, attempt: StepAttempt, recording: TapedStep, factors: Mapping[str, float], loss: float) -> None:
-        """Runs the step in float32, and reports what the real one lost beside that."""
-        wide = self._again.run(recording, EverythingIn(torch.float32))
+    def _asks(
+        self, attempt: StepAttempt, recording: TapedStep, signs: Signs, found: Mapping[str, Sign], loss: float
+    ) -> Asks:
+        """Runs the step in float32, and asks what the real one lost beside that."""
+        number, _ = self._turn
+        self._explained |= found
+        self._next = number + min(number, _APART)
+        if _of_others(recording):
+            return None
+        wide: Ran = yield for_gradients(recording, EverythingIn(torch.float32))
         if wide.reason:
-            return
+            return None
         norm = lost_gradients.total_norm(wide.gradients)
         self._progress.saw(norm)
-        ours: dict[str, Tensor] = dict(gradients.owned(attempt.optimizer, self._again.models))
-        scale = (attempt.on_device and recording.scale) or 1.0
+        ours: dict[str, Tensor] = dict(gradients.owned(attempt.optimizer, self.engine.models))
+        scale, factors = (attempt.on_device and recording.scale) or 1.0, signs.factors()
         factors = {name: scale * factors.get(name, 1.0) for name in ours}
         suspects = lost_gradients.lost_shares(ours, wide.gradients, factors)
-        if suspects and not self._progress.has_ended(norm, loss):
-            self._confirm(attempt, recording, wide, frozenset(suspects))
+        if not suspects or self._progress.has_ended(norm, loss):
+            return None
+        return (yield from self._confirmed(attempt, recording, wide, frozenset(suspects)))
 
-    def _confirm(self, attempt: StepAttempt, recording: TapedStep, wide: Regained, suspects: frozenset[str]) -> None:
+    def _confirmed(self, attempt: StepAttempt, recording: TapedStep, wide: Ran, suspects: frozenset[str]) -> Asks:
         """Runs the step as it was: what the loop did to gradients by itself is no loss, nor are roundings."""
-        ours, rows = self._again.traced(recording, ReplayChange(), suspects)
+        ours: Ran = yield for_gradients(recording, ReplayChange(), LookDepth.FULL, suspects)
         if recording.draws:  # what it drew is known now
-            wide = self._again.run(recording, EverythingIn(torch.float32))
+            wide = yield for_gradients(recording, EverythingIn(torch.float32))
         shares = {k: v for k, v in lost_gradients.lost_shares(ours.gradients, wide.gradients).items() if k in suspects}
-        if not shares or ours.reason:
-            return
-        status = ReplayStatus.DIVERGED if ours.differences else ReplayStatus.EXACT
-        outcome = ReplayResult(status, "; ".join(ours.differences), ours.seconds)
-        divided_away = [origin.seq for origin in absorbed(rows.graph())]
-        if divided_away:  # then zeros come of an infinity, whatever else was lost
-            self._again.record(attempt, rows)
-            evidence = Evidence(bad_params=tuple(sorted(shares)), ops=tuple(divided_away))
-            self._incidents.report(attempt, Trigger.ABSORBED_OVERFLOW, outcome, evidence)
-            return
+        if ours.reason:
+            return None
+        if not shares:
+            return (yield from self._emptied(attempt, recording, suspects))
+        divided_away = self._divided_away(attempt, recording, ours, shares)
+        if divided_away is not None:
+            return divided_away
         everything = EverythingIn(torch.float32)
-        wide, rows_wide = self._again.traced(recording, everything, suspects)
-        if self._hidden.tell(attempt, recording, (ours, rows), (wide, rows_wide)):
-            return
-        loss = lost_mass(rows.graph(), rows_wide.graph(), shares)
-        if loss is None and not _stands_still(ours, rows_wide):
-            return
-        self._again.record(attempt, rows, rows_wide)
-        of_everything = gradient_trial(
-            everything, recording.scale, ChangedResult(Trial.FINITE, "", wide.loss, wide.seconds)
+        wide = yield for_gradients(recording, everything, LookDepth.FULL, suspects)
+        hidden = yield from self._hidden.told(attempt, recording, ours, wide)
+        if hidden is not None:
+            return hidden
+        loss = lost_mass(ours.rows.graph(), wide.rows.graph(), shares)
+        if loss is None and not _stands_still(ours, wide.rows):
+            return None
+        outcome = self.record(attempt, ours, wide)
+        self.tried(attempt, recording, everything, ChangedResult(Trial.FINITE, "", wide.loss, wide.seconds))
+        changes = gradient_changes(loss, ours.rows, recording.scale, conversions=bool(everything.conversions))
+        for number, change in enumerate(changes, 1):
+            if not self.engine.budget.allows_trial(number):
+                break
+            found: Ran = yield for_gradients(recording, change)
+            is_whole = shares.keys().isdisjoint(lost_gradients.lost_shares(found.gradients, wide.gradients))
+            self.tried(attempt, recording, change, found.result_if(cured=is_whole))
+        return CheckFinding(
+            Trigger.LOST_GRADIENT, Evidence(bad_params=tuple(sorted(shares)), lost=shares), recording, outcome
         )
-        for tried in gradient_trials(
-            loss,
-            rows,
-            of_everything,
-            lambda change: self._again.run(recording, change),
-            lambda found: shares.keys().isdisjoint(lost_gradients.lost_shares(found.gradients, wide.gradients)),
-            scale=recording.scale,
-            budget=self._again.budget,
-        ):
-            self._again.recorder.trial(tried, step=attempt.step, optimizer=attempt.index)
-        evidence = Evidence(bad_params=tuple(sorted(shares)), lost=shares)
-        self._incidents.report(attempt, Trigger.LOST_GRADIENT, outcome, evidence)
+
+    def _emptied(self, attempt: StepAttempt, recording: TapedStep, names: frozenset[str]) -> Asks:
+        """Runs the step with what the loop did to its gradients, which it has made zero itself."""
+        edited = recording.with_edits(self.engine.models)
+        if edited is None:
+            return None
+        ours: Ran = yield for_gradients(edited, ReplayChange(), LookDepth.FULL, names)
+        return self._divided_away(attempt, edited, ours, names)
+
+    def _divided_away(
+        self, attempt: StepAttempt, recording: TapedStep, ours: Ran, names: Iterable[str]
+    ) -> CheckFinding | None:
+        """Finds that gradients are zero for an infinity that they were divided by, whatever else was lost."""
+        lost = [origin.seq for origin in absorbed(ours.rows.graph())]
+        if ours.reason or not lost:
+            return None
+        evidence = Evidence(bad_params=tuple(sorted(names)), ops=tuple(lost))
+        return CheckFinding(Trigger.ABSORBED_OVERFLOW, evidence, recording, self.record(attempt, ours))
 
 
-def _stands_still(ours: Regained, wide: TracedRows) -> bool:
+def _stands_still(ours: Ran, wide: TracedRows) -> bool:
     """Whether no parameter has a gradient at all, while float32 has some that are more than its own rounding."""
     if any(bool(gradient.any()) for gradient in ours.gradients.values()):
         return False

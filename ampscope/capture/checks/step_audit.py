@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,25 +25,21 @@ from ampscope.capture.changes.replay_change import EverythingIn, ReplayChange
 from ampscope.capture.checks import audited_ops
 from ampscope.capture.checks.audit_reference import ReferenceSamples, sampled
 from ampscope.capture.checks.audited_ops import OTHER_DRAWS, Errors, OpErrors
-from ampscope.capture.events import EndedStep, RunEnd, StepAttempt, StepObserver
+from ampscope.capture.checks.check import Asks, Check, CheckContext, Reruns
+from ampscope.capture.events import EndedStep, RunEnd, StepAttempt
 from ampscope.capture.isolation import memory
 from ampscope.capture.record.configuration import AuditRequests
-from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
-from ampscope.capture.rerun import player, step_replay
+from ampscope.capture.rerun import obstacles
+from ampscope.capture.rerun.engine import LookDepth, Ran, Rerun
 from ampscope.capture.rerun.player import Player
 from ampscope.capture.step import gradients
-from ampscope.capture.step.cycle import State, StepCycle
-from ampscope.capture.tape.step_tape import StepTape
+from ampscope.capture.tape.fingerprints import Differences
 from ampscope.capture.tape.tape_entry import Entry
 from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.backward_call import creates_graph
-from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.sharding import local
 from ampscope.capture.torch_support.tensor_tree import torch_dtype
-from ampscope.capture.tracing.sites import Sites
-from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.schema import AuditOpRow, AuditRow, AuditStatus, EventKind, Source, source_of
 
@@ -61,113 +57,45 @@ class Reference(NamedTuple):
     reason: str = ""  #: why it could not be run
 
 
-class Faithful(NamedTuple):
-    """The step as it was."""
-
-    errors: OpErrors
-    tracer: Tracer
-    player: Player
-    reason: str = ""  #: why it could not be run
-
-    def release(self) -> None:
-        """Lets go of every tensor."""
-        self.errors.release()
-        self.tracer.release()
+#: The rows of an audit.
+Made = tuple[AuditRow, list[AuditOpRow]]
 
 
 class MeasuredPlayer(Player):
     """Plays a step whose ops are measured: the gradients of the loss tell what their errors do to it."""
 
-    errors: OpErrors
+    @property
+    def errors(self) -> OpErrors:
+        """Listens to its ops."""
+        errors = self._tracer.keeper
+        assert isinstance(errors, OpErrors)
+        return errors
 
     def _play_entry(self, index: int, entry: Entry) -> None:
-        self.errors.settle()
+        errors = self.errors
+        errors.settle()
         args, kwargs = entry.arguments.args, entry.arguments.kwargs
         gives = bool(self._step.given) and entry.call is torch.autograd.grad
-        self.errors.counts = gives and not creates_graph(args, kwargs)
+        errors.counts = gives and not creates_graph(args, kwargs)
         try:
             super()._play_entry(index, entry)
         finally:
-            self.errors.counts = False
+            errors.counts = False
 
     def _backward(self, entry: Entry, args: Any, kwargs: Any) -> None:
-        self.errors.settle()
-        self.errors.counts = not creates_graph(args, kwargs)  # else they are a step on the way to the loss
+        errors = self.errors
+        errors.settle()
+        errors.counts = not creates_graph(args, kwargs)  # else they are a step on the way to the loss
         try:
             super()._backward(entry, args, kwargs)
         finally:
-            self.errors.counts = False
-
-
-def run_in_reference(step: TapedStep, models: Models, dtype: torch.dtype, guard: Guard) -> Reference:
-    """Runs the step in a wider dtype; nothing of it is recorded.
-
-    Args:
-        step: The step.
-        models: The watched models.
-        dtype: In place of every narrower one.
-        guard: Catches faults of the tracer.
-    """
-    change, device = EverythingIn(dtype), models.main_device()
-    if not memory.fits(memory.of_weights(models, change.dtype), device):
-        return Reference(reason=memory.NO_ROOM)
-    tracer = Tracer(Sites(0, models.module_type), models.names, full=True, guard=guard, stops=_stops())
-    tracer.keeper = samples = ReferenceSamples(tracer)
-    played = Player(step, models, tracer, change)
-    failed = step_replay.play(played, memory.room(device))
-    try:
-        if failed or guard.broken:
-            return Reference(reason=failed or FAILED)
-        if played.draws.missed and not step.draws:  # once more, for what it draws is not known before it has been run
-            as_it_was = Tracer(Sites(0, models.module_type), models.names, full=False, guard=guard, stops=_stops())
-            step_replay.play(Player(step, models, as_it_was, ReplayChange()), memory.room(device))
-            as_it_was.release()
-            if step.draws:
-                return run_in_reference(step, models, dtype, guard)
-        gradients = {name: sampled(local(each)) for name, each in played.gradients().items()}
-        return Reference(samples, gradients, total_loss(played.losses))
-    finally:
-        tracer.release()
-
-
-def run_faithfully(
-    step: TapedStep,
-    models: Models,
-    of: Reference,
-    dtype: torch.dtype,
-    sites: Sites,
-    *,
-    guard: Guard,
-    names: Iterable[str],
-) -> Faithful:
-    """Runs the step as it was, and measures each of its ops.
-
-    Args:
-        step: The step.
-        models: The watched models.
-        of: What to compare with.
-        dtype: Of the reference, in which each op is run again.
-        sites: Numbers the program points.
-        guard: Catches faults of the tracer.
-        names: Parameters whose gradients are marked in the trace.
-    """
-    tracer = Tracer(sites, models.names, full=True, guard=guard, stops=_stops())
-    tracer.keeper = errors = OpErrors(tracer, of.samples, dtype, guard)
-    played = MeasuredPlayer(step, models, tracer, ReplayChange(), asked_for=frozenset(names))
-    played.errors = errors
-    room = memory.room(models.main_device())
-    failed = step_replay.play(played, None if room is None else room // _SHARE_OF_ROOM)
-    return Faithful(errors, tracer, played, failed)
+            errors.counts = False
 
 
 def total_loss(losses: Sequence[Tensor]) -> float | None:
     """The sum of losses; None where one has several elements, or where there is none."""
     alone = all(loss.numel() == 1 for loss in losses)
     return math.fsum(loss.item() for loss in losses) if losses and alone else None
-
-
-def _stops() -> Any:
-    return (player.call_user.__code__,)
 
 
 RECEIVED = "the step uses values from other ranks: what those would have sent in the reference dtype cannot be known"
@@ -177,131 +105,158 @@ EAGERLY = "what torch.compile compiled was run eagerly, op by op, which may roun
 MOVED = "the loop had moved the weights when AMPscope could first look"
 
 
-class Audit(StepObserver):
+class Audit(Check):
     """Audits the steps that were asked for.
 
     Args:
-        models: The watched models.
-        recorder: Where rows go.
+        context: What it needs of its run.
         requests: Which steps are to be audited.
-        tape: What a replay needs.
-        cycle: Where the step is.
         terminal: Where the user is told.
-        guard: Catches faults of auditing.
     """
 
-    def __init__(
-        self,
-        models: Models,
-        recorder: Recorder,
-        requests: AuditRequests,
-        tape: StepTape,
-        cycle: StepCycle,
-        terminal: Terminal,
-        guard: Guard,
-    ) -> None:
-        self.guard = guard
-        self._models = models
-        self._recorder = recorder
+    needs_tape = False
+
+    def __init__(self, context: CheckContext, requests: AuditRequests, terminal: Terminal) -> None:
+        super().__init__(context)
         self._requests = requests
-        self._tape = tape
-        self._cycle = cycle
         self._terminal = terminal
         self._told: set[str] = set()
 
-    def optimizer_steps(self, attempt: StepAttempt) -> None:
-        """Audits the step, if one is due and this one is healthy."""
-        if due := self._due(attempt):
-            self._audit(attempt, due)
+    def affords(self) -> bool:
+        """Whether it may be made: it was asked for."""
+        return True
+
+    def due(self, attempt: StepAttempt) -> Asks | None:
+        """Whether an audit is due, and this step is healthy."""
+        dtype = "" if self.guard.broken else self._requests.due(attempt.step, attempt.index)
+        return self._asks(attempt, dtype) if dtype else None
 
     def step_ended(self, ended: EndedStep) -> None:
         """Audits the step, if one is due, where no optimizer but the loop itself is about to move the weights."""
         attempt = ended.attempt
-        due = self._due(attempt)
-        if due and attempt.by_hand:
-            self._audit(attempt, due)
-        elif due and attempt.late:
-            self._write(attempt, (self._row(attempt, due, AuditStatus.UNAVAILABLE, MOVED), []), time.perf_counter())
-
-    def _due(self, attempt: StepAttempt) -> str:
-        unfit = attempt.bad or self.guard.broken
-        return "" if unfit else self._requests.due(attempt.step, attempt.index)
-
-    def _audit(self, attempt: StepAttempt, due: str) -> None:
-        started = time.perf_counter()
-        with self._cycle.inside(State.JUDGING):
-            made = self._made(attempt, due)
-        if made is not None:
-            self._write(attempt, made, started)
-
-    def _write(self, attempt: StepAttempt, made: tuple[AuditRow, list[AuditOpRow]], started: float) -> None:
-        row, ops = made
-        self._requests.served(attempt.step, attempt.index)
-        seconds = time.perf_counter() - started
-        attempt.judging_s += seconds
-        self._recorder.audit(row._replace(seconds=seconds), ops)
-        self._tell(row)
+        if attempt.bad or self.guard.broken or not (attempt.by_hand or attempt.late):
+            return
+        dtype = self._requests.due(attempt.step, attempt.index)
+        if dtype and attempt.by_hand:
+            self.ask(attempt, self._asks(attempt, dtype))
+        elif dtype:
+            self._write(attempt, (self._row(attempt, dtype, AuditStatus.UNAVAILABLE, MOVED), []), time.perf_counter())
 
     def run_ended(self, _: RunEnd) -> None:
         """Says so where an audit was asked for and no healthy step came."""
         if self._requests.waiting:
             text = "an audit was asked for, and no healthy step came after that"
-            self._recorder.event(EventKind.NOTE, max(self._recorder.next_step.values(), default=0), text)
+            self.recorder.event(EventKind.NOTE, max(self.recorder.next_step.values(), default=0), text)
             self._terminal.once("audit-waiting", text)
 
-    def _made(self, attempt: StepAttempt, due: str) -> tuple[AuditRow, list[AuditOpRow]] | None:
+    def _asks(self, attempt: StepAttempt, dtype: str) -> Asks:
+        started = time.perf_counter()
+        made = yield from self._made(attempt, dtype)
+        if made is not None:
+            self._write(attempt, made, started)
+        return None
+
+    def _write(self, attempt: StepAttempt, made: Made, started: float) -> None:
+        row, ops = made
+        self._requests.served(attempt.step, attempt.index)
+        self.recorder.audit(row._replace(seconds=time.perf_counter() - started), ops)
+        self._tell(row)
+
+    def _made(self, attempt: StepAttempt, due: str) -> Reruns[Made | None]:
         """The rows of an audit; None where the step turns out not to be healthy."""
-        if self._tape.guard.broken:
+        if self.tape.guard.broken:
             return self._row(attempt, due, AuditStatus.UNAVAILABLE, "the step tape had switched itself off"), []
-        recording = self._tape.recording()._replace(scale=attempt.scale)
-        obstacle = step_replay.why_not(recording, self._models) or memory.obstacle(self._models)
+        models, dtype = self.engine.models, torch_dtype(due)
+        recording = self.tape.recording()._replace(scale=attempt.scale)
+        obstacle = obstacles.why_not(recording, models) or memory.obstacle(models)
         obstacle = obstacle or (RECEIVED if recording.has_received() else "")
         if obstacle:
             return self._row(attempt, due, AuditStatus.UNAVAILABLE, obstacle), []
-        reference = run_in_reference(recording, self._models, torch_dtype(due), self.guard)
-        names = gradients.names(attempt.optimizer, self._models)
-        found = run_faithfully(
-            recording, self._models, reference, torch_dtype(due), self._recorder.sites, guard=self.guard, names=names
+        reference: Reference = yield from self._reference(recording, dtype)
+        found: list[Player] = []
+        keepers: list[OpErrors] = []
+
+        def keeper(tracer: Tracer) -> OpErrors:
+            keepers.append(OpErrors(tracer, reference.samples, dtype, self.guard))
+            return keepers[-1]
+
+        ran: Ran = yield Rerun(
+            recording,
+            ReplayChange(),
+            LookDepth.FULL,
+            asked_for=frozenset(gradients.names(attempt.optimizer, models)),
+            keeper=keeper,
+            player=MeasuredPlayer,
+            sink=found.append,
+            share_of_room=_SHARE_OF_ROOM,
+            label=(attempt.step, source_of(Source.AUDIT, attempt.index)),
+            is_paid=False,
         )
         try:
-            reason = (
-                found.reason
-                or _not_the_step(found, compiled=self._models.compiled)
-                or (FAILED if self.guard.broken else "")
-            )
-            if reason:
+            compiled = models.compiled
+            reason = ran.reason or _not_the_step(found[0].differences, compiled=compiled)
+            if reason := reason or (FAILED if self.guard.broken else ""):
                 return self._row(attempt, due, AuditStatus.UNAVAILABLE, reason), []
-            return self._measured(attempt, due, recording, reference, found) if found.player.finite else None
+            return self._measured(attempt, due, reference, ran, found[0], keepers[0]) if found[0].finite else None
         finally:
-            found.release()
+            for each in keepers:
+                each.release()
+
+    def _reference(self, step: TapedStep, dtype: torch.dtype) -> Reruns[Reference]:
+        """Runs the step in a wider dtype; nothing of it is recorded."""
+        models, change = self.engine.models, EverythingIn(dtype)
+        if not memory.fits(memory.of_weights(models, change.dtype), models.main_device()):
+            return Reference(reason=memory.NO_ROOM)
+        keepers: list[ReferenceSamples] = []
+        losses: list[Tensor] = []
+        gradients: dict[str, Tensor | None] = {}
+        missed = False
+
+        def keeper(tracer: Tracer) -> ReferenceSamples:
+            keepers.append(ReferenceSamples(tracer))
+            return keepers[-1]
+
+        def sink(player: Player) -> None:
+            nonlocal missed
+            missed = bool(player.draws.missed)
+            losses.extend(player.losses)
+            gradients.update({name: sampled(local(each)) for name, each in player.gradients().items()})
+
+        ran: Ran = yield Rerun(step, change, keeper=keeper, sink=sink, is_paid=False)
+        if ran.reason or self.guard.broken:
+            return Reference(reason=ran.reason or FAILED)
+        if missed and not step.draws:  # once more, for what it draws is not known before it has been run
+            yield Rerun(step, ReplayChange(), is_paid=False)
+            if step.draws:
+                return (yield from self._reference(step, dtype))
+        return Reference(keepers[0], gradients, total_loss(losses))
 
     def _measured(
-        self, attempt: StepAttempt, due: str, recording: TapedStep, reference: Reference, found: Faithful
-    ) -> tuple[AuditRow, list[AuditOpRow]]:
-        source, scale = source_of(Source.AUDIT, attempt.index), recording.scale or 1.0
-        traced = TracedRows(*found.tracer.rows(attempt.step, source), self._recorder.sites)
-        ours = found.player.gradients()
-        pairs = {name: (reference.gradients.get(name), gradient) for name, gradient in ours.items()}
-        errors = audited_ops.errors_of(found.errors, traced, pairs, scale)
-        self._recorder.trace(traced.ops, traced.edges, attempt.step, source)
-        loss = total_loss(found.player.losses)
-        row = self._row(attempt, due, *_status(reference, found, errors, compiled=self._models.compiled))._replace(
+        self, attempt: StepAttempt, due: str, reference: Reference, ran: Ran, player: Player, errors: OpErrors
+    ) -> Made:
+        step, source = attempt.step, source_of(Source.AUDIT, attempt.index)
+        pairs = {name: (reference.gradients.get(name), gradient) for name, gradient in player.gradients().items()}
+        found = audited_ops.errors_of(errors, ran.rows, pairs, ran.scale)
+        self.recorder.trace(ran.rows.ops, ran.rows.edges, step, source)
+        loss = total_loss(player.losses)
+        status, reason = _status(reference, ran, found, compiled=self.engine.models.compiled)
+        row = self._row(attempt, due, status, reason)._replace(
             source=source,
-            loss=None if loss is None else loss / scale,
-            reference_loss=None if reference.loss is None else reference.loss / scale,
-            explained=errors.explained,
-            ops=found.errors.rerun,
-            not_measured=found.errors.not_measured.total(),
-            not_measured_ops=tuple(found.errors.not_measured),
+            loss=None if loss is None else loss / ran.scale,
+            reference_loss=None if reference.loss is None else reference.loss / ran.scale,
+            explained=found.explained,
+            ops=errors.rerun,
+            not_measured=errors.not_measured.total(),
+            not_measured_ops=tuple(errors.not_measured),
         )
-        return row, errors.rows
+        return row, found.rows
 
     def _row(self, attempt: StepAttempt, due: str, status: AuditStatus, reason: str) -> AuditRow:
         """The row of an audit of which nothing is known but this."""
         return AuditRow(
             step=attempt.step,
             optimizer=attempt.index,
-            segment=self._recorder.segment,
+            segment=self.recorder.segment,
             time=time.time(),
             dtype=due,
             status=status,
@@ -328,23 +283,22 @@ class Audit(StepObserver):
             self._terminal.once(key, text)
 
 
-def _not_the_step(found: Faithful, *, compiled: bool) -> str:
+def _not_the_step(differences: Differences, *, compiled: bool) -> str:
     """Why what was run is another step; else empty.
 
     As where the loop has moved the weights between two evaluations, or where compiled code keeps wide what ops round.
     """
-    differences = found.player.differences
     words = "; ".join(dict.fromkeys(differences.found))
     is_other = differences.held_otherwise or not differences.are_rounding
     hint = f"; {EAGERLY}: audit a step without torch.compile" if compiled else ""
     return f"a replay is not the step: {words}{hint}" if is_other else ""
 
 
-def _status(reference: Reference, found: Faithful, errors: Errors, *, compiled: bool) -> tuple[AuditStatus, str]:
+def _status(reference: Reference, ran: Ran, errors: Errors, *, compiled: bool) -> tuple[AuditStatus, str]:
     """How far the audit came, and why no further; with what the replay differs in from the step."""
     missing = reference.reason and f"the step could not be run in the reference dtype: {reference.reason}"
     missing = missing or ("" if errors.same_draws else OTHER_DRAWS)
-    differs = "; ".join(dict.fromkeys(found.player.differences.found))
+    differs = "; ".join(ran.differences)
     differs = differs and f"the replay differs from the step: {differs}"
     reason = "; ".join(filter(None, [missing, EAGERLY if compiled else "", differs]))
     return AuditStatus.PARTIAL if missing else AuditStatus.DONE, reason

@@ -6,95 +6,27 @@ shows what was to be written. Most of a model may train well beside a norm's gai
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer
 
-from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.changes.replay_results import ReplayResult
-from ampscope.capture.checks.update_drift import Convergence, Decay, Drift
-from ampscope.capture.events import StepAttempt, StepObserver
+from ampscope.capture.checks.check import Asks, Check, CheckContext
+from ampscope.capture.events import StepAttempt
 from ampscope.capture.loop_state.state_watch import MOST_NAMED
-from ampscope.capture.loop_state.still_averages import LARGER, MOST_STILL, movement_of
-from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.loop_state.stillness import MOST_STILL, Decay, Drift, enlarged, movement_of
 from ampscope.capture.record.terminal import Terminal
+from ampscope.capture.rerun.optimizer_rerun import Copied, StepAgain, cloned
 from ampscope.capture.step.gradients import KeptInHalf, kept_in_half, sampled
-from ampscope.capture.torch_support.call_state import random_state_kept
-from ampscope.capture.torch_support.guard import Guard, Suppressed
-from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.trace.evidence import Evidence, LostUpdates
 from ampscope.trace.schema import ReplayStatus, StateKind, Trigger
-
-
-class Float32Step:
-    """An optimizer's coming step, made on copies of some of its parameters; nothing of the training is different after.
-
-    Args:
-        optimizer: The optimizer; a `plain` one.
-        parameters: Those that take part; they have gradients.
-        larger: Whether what it keeps in half precision begins larger by a factor, see `enlarged`.
-
-    Attributes:
-        failed: Whether it raised.
-    """
-
-    def __init__(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], *, larger: bool = False) -> None:
-        widened: Callable[[Tensor], Tensor] = _larger if larger else _wide
-        self._copies = {id(parameter): _copied(parameter) for parameter in parameters}
-        self._again: Any = OptimizerView(optimizer).copied_onto(self._copies, widened)
-        step = type(optimizer).step
-        self._step = getattr(step, "__wrapped__", step)
-        self.failed = not self._makes_it()
-
-    def updates(self) -> dict[int, Tensor] | None:
-        """The change of each parameter (float32), by ``id`` of it, in one more step with the same gradients.
-
-        None where that raises. An optimizer that keeps what it could not write (Kahan's sum, float32 weights of its
-        own) writes all of that in the first step on copies; what one step is to write shows in the next.
-        """
-        before = {key: copy.detach().clone() for key, copy in self._copies.items()}
-        if not self._makes_it():
-            return None
-        return {key: copy.detach() - before[key] for key, copy in self._copies.items()}
-
-    def _makes_it(self) -> bool:
-        with random_state_kept(), Suppressed() as suppressed:
-            self._step(self._again)
-        return suppressed.error is None
-
-    def state(self, parameter: nn.Parameter, key: str) -> Tensor | None:
-        """Returns the state that the step leaves of a parameter; None where the optimizer keeps it no more."""
-        value = self._again.state[self._copies[id(parameter)]].get(key)
-        return value if isinstance(value, Tensor) else None
-
-
-def enlarged(tensor: Tensor) -> Tensor:
-    """The values with which state begins where it begins larger."""
-    return torch.where(tensor == 0, torch.ones_like(tensor), tensor * LARGER)
-
-
-def _copied(parameter: nn.Parameter) -> nn.Parameter:
-    copy = nn.Parameter(_wide(parameter))
-    assert parameter.grad is not None
-    copy.grad = _wide(parameter.grad)
-    return copy
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    plain = tensor.detach()
-    return plain.float() if plain.dtype in HALF else plain.clone()
-
-
-def _larger(tensor: Tensor) -> Tensor:
-    return enlarged(_wide(tensor)) if tensor.dtype in HALF else _wide(tensor)
-
 
 #: One step in this many is looked at, at first; later one in so many.
 _OFTEN, _EARLY, _RARELY = 16, 128, 64
@@ -102,8 +34,6 @@ _OFTEN, _EARLY, _RARELY = 16, 128, 64
 _LARGEST = 1 << 22
 #: A learning rate below this share of the highest so far is meant to move nothing much.
 _FULL_RATE = 0.5
-#: Looks that are made whatever they cost.
-_FREE_LOOKS = 5
 
 
 class _Watched(NamedTuple):
@@ -128,49 +58,74 @@ class _Rate:
         self.is_full = now >= _FULL_RATE * self._highest > 0
 
 
-class StillUpdates(StepObserver):
+#: A training has come to its end where gradients and loss are smaller than they were by these factors,
+_SMALL, _FALLEN = 0.05, 0.2
+#: or where gradients are smaller by this one, and the loss has fallen by this share of its whole way at most.
+_SMALLER, _FLAT = 0.5, 0.02
+
+
+class Convergence:
+    """The losses and norms that were seen at looks."""
+
+    def __init__(self) -> None:
+        self._losses: list[tuple[int, float]] = []
+        self._norm = self._largest = 0.0
+
+    def look(self, attempt: StepAttempt) -> None:
+        """Takes down what is known of a step; waits for the device."""
+        norm, loss = attempt.norm, attempt.opened.mean_loss()
+        if norm is None:
+            norm = attempt.opened.norms.get(id(attempt.optimizer))
+        self._norm = float(norm) if norm is not None else math.nan
+        self._largest = max(self._largest, self._norm)
+        if loss is not None and math.isfinite(value := float(loss)):
+            self._losses.append((attempt.step, value))
+
+    def reached(self, since: int) -> bool:
+        """Whether gradients and loss are small, or gradients are smaller and the loss has not fallen since a step."""
+        losses = [loss for _, loss in self._losses]
+        latest = [loss for step, loss in self._losses if step >= since]
+        if not latest:
+            return False
+        if self._norm < _SMALL * self._largest and latest[-1] < _FALLEN * max(losses):
+            return True
+        half = max(1, len(latest) // 2)
+        fallen = (sum(latest[:half]) - sum(latest[-half:])) / half
+        return self._norm < _SMALLER * self._largest and fallen < _FLAT * (max(losses) - min(losses))
+
+
+class StillUpdates(Check):
     """Looks at what each optimizer keeps in half precision.
 
     Args:
-        models: The watched models.
-        recorder: Takes what stands still, once of each kind and optimizer.
+        context: What it needs of its run.
         terminal: Where the user is told.
-        budget: Whether a step on copies can be afforded.
-        guard: Catches faults of looking.
     """
 
-    def __init__(
-        self, models: Models, recorder: Recorder, terminal: Terminal, budget: ReplayBudget, guard: Guard
-    ) -> None:
-        self.guard = guard
-        self._models = models
-        self._recorder = recorder
+    free_looks = 5
+    needs_tape = False
+
+    def __init__(self, context: CheckContext, terminal: Terminal) -> None:
+        super().__init__(context)
         self._terminal = terminal
-        self._budget = budget
         self._watched: dict[int, dict[tuple[str, str], _Watched]] = {}
         self._rates: dict[int, _Rate] = {}
         self._convergence: dict[int, Convergence] = {}
         self._told: set[tuple[int, StateKind]] = set()
-        self._looks = 0
 
-    def optimizer_steps(self, attempt: StepAttempt) -> None:
-        """Looks, if the turn has come."""
-        if attempt.bad or attempt.on_device or not _is_due(attempt.step):
-            return
+    def due(self, attempt: StepAttempt) -> Asks | None:
+        """Whether the turn has come, and the optimizer keeps anything in half precision."""
+        step = attempt.step
+        if attempt.on_device or step % (_OFTEN if step < _EARLY else _RARELY):
+            return None
         kept = [
             each
-            for each in kept_in_half(attempt.optimizer, self._models)
+            for each in kept_in_half(attempt.optimizer, self.engine.models)
             if (attempt.index, each.kind) not in self._told
         ]
-        if kept and self._budget.allows_look(whatever_it_costs=self._looks < _FREE_LOOKS):
-            started = time.perf_counter()
-            self._look(attempt, kept)
-            seconds = time.perf_counter() - started
-            attempt.judging_s += seconds
-            self._budget.spent(seconds)
+        return self._asks(attempt, kept) if kept else None
 
-    def _look(self, attempt: StepAttempt, kept: Sequence[KeptInHalf]) -> None:
-        self._looks += 1
+    def _asks(self, attempt: StepAttempt, kept: Sequence[KeptInHalf]) -> Asks:
         rate = self._rates.setdefault(attempt.index, _Rate())
         known_rate = OptimizerView(attempt.optimizer).learning_rate
         rate.read(float(known_rate) if known_rate is not None else None)
@@ -187,31 +142,44 @@ class StillUpdates(StepObserver):
         }
         close = [each for each in still if each.kind is StateKind.OPTIMIZER or rate.is_full]
         if close and OptimizerView(attempt.optimizer).is_plain:
-            self._look_closer(attempt, close)
+            yield from self._closer(attempt, close)
+        return None
 
-    def _look_closer(self, attempt: StepAttempt, still: Sequence[KeptInHalf]) -> None:
+    def _closer(self, attempt: StepAttempt, still: Sequence[KeptInHalf]) -> Asks:
         """Makes the step on copies, and takes down what was to be written."""
         parameters = _within(still)
         chosen = [each for each in still if id(each.parameter) in parameters]
-        wide = Float32Step(attempt.optimizer, [*parameters.values()])
+        again = StepAgain(attempt.optimizer, {each.owner: each.parameter for each in chosen}, cloned, None)
+        wide: Copied | None = yield partial(again.made, dtype=torch.float32)
         state = [each for each in chosen if each.kind is StateKind.OPTIMIZER]
-        larger = Float32Step(attempt.optimizer, [*parameters.values()], larger=True) if state else wide
-        if not chosen or wide.failed or larger.failed:
-            return
+        larger: Copied | None = (yield partial(again.made, dtype=torch.float32, state=_larger)) if state else wide
+        if not chosen or wide is None or larger is None:
+            return None
         watched = self._watched[attempt.index]
         for each in state:
             _read_state(watched[each.key].seen, attempt.step, each, wide, larger)
-        updates = wide.updates()
+        updates = self._updates(again, wide)
         if updates is None:
-            return
+            return None
         for each in chosen:
-            _read_weight(watched[each.key].seen, attempt.step, each, updates[id(each.parameter)])
+            _read_weight(watched[each.key].seen, attempt.step, each, updates[each.owner])
         for kind in StateKind.WEIGHT, StateKind.OPTIMIZER:
             lost = [each for each in chosen if each.kind is kind and self._is_lost(attempt, watched[each.key].seen)]
             if lost:
                 self._told.add((attempt.index, kind))
-                found = [_described(each, watched[each.key]) for each in lost]
-                self._tell(attempt, found)
+                self._tell(attempt, [_described(each, watched[each.key]) for each in lost])
+        return None
+
+    def _updates(self, again: StepAgain, copied: Copied) -> dict[str, Tensor] | None:
+        """The change of each parameter in one more step with the same gradients; None where that raises.
+
+        An optimizer that keeps what it could not write (Kahan's sum, float32 weights of its own) writes all of that in
+        the first step on copies; what one step is to write shows in the next.
+        """
+        before = {name: copy.detach().clone() for name, copy in copied.parameters.items()}
+        if not again.again(copied, self.engine.models):
+            return None
+        return {name: copy.detach() - before[name] for name, copy in copied.parameters.items()}
 
     def _is_lost(self, attempt: StepAttempt, seen: Drift | Decay) -> bool:
         if isinstance(seen, Drift) and self._convergence[attempt.index].reached(seen.since):
@@ -222,7 +190,7 @@ class StillUpdates(StepObserver):
         trigger, status = Trigger.UPDATES_LOST, ReplayStatus.UNAVAILABLE
         outcome = ReplayResult(status, "the step went well; what its optimizer was to write was computed on copies")
         names = tuple(each.owner for each in found)
-        self._recorder.incident(
+        self.recorder.incident(
             trigger,
             step=attempt.step,
             optimizer=attempt.index,
@@ -232,6 +200,11 @@ class StillUpdates(StepObserver):
             evidence=Evidence(bad_params=names[:MOST_NAMED], held=tuple(found[:MOST_NAMED]), count=len(found)),
         )
         self._terminal.incident(trigger.replace("_", " "), attempt.step, outcome.status, outcome.reason)
+
+
+def _larger(tensor: Tensor) -> Tensor:
+    """A copy of state that begins larger, where it is in half precision."""
+    return enlarged(tensor.detach().float()) if tensor.dtype in HALF else cloned(tensor)
 
 
 def _first(step: int, kept: KeptInHalf, value: Tensor) -> _Watched:
@@ -266,11 +239,11 @@ def _read_weight(seen: Drift | Decay, step: int, kept: KeptInHalf, update: Tenso
         seen.read(step, torch.where(_asked(kept), sampled(update), 0.0))
 
 
-def _read_state(seen: Drift | Decay, step: int, kept: KeptInHalf, wide: Float32Step, larger: Float32Step) -> None:
+def _read_state(seen: Drift | Decay, step: int, kept: KeptInHalf, wide: Copied, larger: Copied) -> None:
     """Takes down what a step in float32 writes into a running average, where there is a gradient."""
     before = sampled(kept.tensor).float()
-    after, after_larger = wide.state(kept.parameter, kept.name), larger.state(kept.parameter, kept.name)
-    if isinstance(seen, Decay) and after is not None and after_larger is not None:
+    after, after_larger = (each.optimizer.state[each.parameters[kept.owner]].get(kept.name) for each in (wide, larger))
+    if isinstance(seen, Decay) and isinstance(after, Tensor) and isinstance(after_larger, Tensor):
         found = movement_of(before, sampled(after), enlarged(before), sampled(after_larger))
         moved = torch.where(_asked(kept), found.moved, 0.0)
         seen.read(step, sampled(kept.tensor).clone(), found._replace(moved=moved))
@@ -291,7 +264,3 @@ def _described(kept: KeptInHalf, watched: _Watched) -> LostUpdates:
 def _still(kept: KeptInHalf, watched: _Watched) -> float:
     """The share of a weight that is as it was."""
     return float((watched.before == sampled(kept.tensor)).float().mean())
-
-
-def _is_due(step: int) -> bool:
-    return step % (_OFTEN if step < _EARLY else _RARELY) == 0

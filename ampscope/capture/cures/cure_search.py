@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.changes import failure
 from ampscope.capture.changes.failure import Failure
 from ampscope.capture.changes.replaced_calls import OtherForm
@@ -18,16 +17,13 @@ from ampscope.capture.cures.trial_costs import StepTimes
 from ampscope.capture.cures.trial_plan import Plan, TrialFeedback, feedback_of, plan
 from ampscope.capture.isolation import memory
 from ampscope.capture.isolation.device_asserts import can_assert
-from ampscope.capture.rerun import player, step_replay
+from ampscope.capture.rerun.engine import LookDepth, Rerun, RerunEngine
 from ampscope.capture.rerun.player import OF_UNCHANGED
 from ampscope.capture.tape.taped_step import TapedStep
-from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE
 from ampscope.capture.tracing.light_statistics import finite
-from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.traced_rows import TracedRows
-from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace import schema
 from ampscope.trace.schema import Form, OpRow, ReplayStatus, Trial
 from ampscope.trace.vocabulary import NOT_DETERMINISTIC
@@ -193,10 +189,6 @@ def bad_rows_left_out(step: TapedStep, models: Models) -> RowsLeftOut | None:
     return RowsLeftOut(of, kept, weights) if len(kept) else None
 
 
-#: Program points of trials that are not recorded which are remembered; a program may make its code as it runs.
-MOST_SITES = 20_000
-
-
 class TrialRun(NamedTuple):
     """One change that was tried, what came out, and the rows of what ran."""
 
@@ -209,18 +201,13 @@ class CureSearch:
     """Tries changes on bad steps, within the budget; a failure that comes again goes on where the last one stopped.
 
     Args:
-        models: The watched models.
-        sites: Numbers the program points of what may be recorded.
-        budget: How many replays there may be.
-        guard: Catches faults of the tracer.
+        engine: Runs steps again; its budget says how often.
     """
 
-    def __init__(self, models: Models, sites: Sites, budget: ReplayBudget, guard: Guard) -> None:
-        self._models = models
-        self._sites = sites
-        self._unrecorded = Sites(0, models.module_type)
-        self._budget = budget
-        self._guard = guard
+    def __init__(self, engine: RerunEngine) -> None:
+        self._engine = engine
+        self._models = engine.models
+        self._budget = engine.budget
         self._searches: dict[object, FailureSearch] = {}
 
     def examine(self, step: TapedStep, rows: TracedRows, replay: ReplayResult) -> list[TrialRun]:
@@ -279,7 +266,7 @@ class CureSearch:
 
     def _timed(self, runs: list[TrialRun], step: TapedStep, tried: int) -> list[TrialRun]:
         """The runs with what those that cured cost in time, where trials are left over for that."""
-        times = StepTimes(step, self._models, self._guard, self._budget)
+        times = StepTimes(step, self._engine)
         timed: list[TrialRun] = []
         for run in runs:
             cures = run.trial.result.outcome is Trial.FINITE and run.change.kind is not schema.Change.SCALE
@@ -309,19 +296,10 @@ class CureSearch:
     def _run(
         self, change: ReplayChange, located: Failure | None, step: TapedStep, *, is_brief: bool = False
     ) -> TrialRun:
-        recorded = change.kind is schema.Change.FP32
-        if len(self._unrecorded) > MOST_SITES:
-            self._unrecorded = Sites(0, self._models.module_type)
-        sites = self._sites if recorded else self._unrecorded
-        stops = (player.call_user.__code__,)
-        tracer = Tracer(sites, self._models.names, full=False, guard=self._guard, stops=stops)
-        tracer.outputs.sums = recorded
-        result = step_replay.retry(step, self._models, tracer, change, is_brief=is_brief)
-        self._budget.spent(result.seconds)
-        rows = TracedRows(*tracer.rows(0, ""), sites)
-        tracer.release()
-        output = failure.output_at(rows, located) if located is not None else None
-        return TrialRun(_trial(change, step, result, output), rows, change)
+        look = LookDepth.RECORDED if change.kind is schema.Change.FP32 else LookDepth.ROWS
+        ran = self._engine.run(Rerun(step, change, look, is_brief=is_brief))
+        output = failure.output_at(ran.rows, located) if located is not None else None
+        return TrialRun(_trial(change, step, ran.result, output), ran.rows, change)
 
 
 def _trial(change: ReplayChange, step: TapedStep, result: ChangedResult, output: OpRow | None = None) -> TrialResult:

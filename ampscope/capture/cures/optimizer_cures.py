@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from ampscope.capture.budgets import ReplayBudget
-from ampscope.capture.changes.half_range import survivor, vanishes
 from ampscope.capture.changes.replaced_calls import relative_change
 from ampscope.capture.changes.replay_results import ChangedResult, FormUsed, TrialResult
 from ampscope.capture.events import StepAttempt
 from ampscope.capture.record.run_recorder import Recorder
-from ampscope.capture.rerun.optimizer_rerun import Copied, StepAgain, rerun
-from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.models import Models
+from ampscope.capture.rerun.engine import LookDepth, RerunEngine
+from ampscope.capture.rerun.optimizer_rerun import Copied, StepAgain, traced
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.capture.torch_support.user_line import NOWHERE
-from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import Change, Form, Source, Trial, source_of
 
@@ -41,18 +38,18 @@ class _Tried(NamedTuple):
     was: float | None = None  #: the eps, or the norm, that it had
 
 
-def cures(again: StepAgain, models: Models) -> Iterator[TrialResult]:
+def cures(again: StepAgain, engine: RerunEngine) -> Iterator[TrialResult]:
     """Tries one change after another, where the step as it was leaves what is not finite once more.
 
     Args:
         again: The step.
-        models: The watched models.
+        engine: Makes it.
     """
-    unchanged, _ = _run(again, models, None)
+    unchanged, _ = _run(again, engine, None)
     if unchanged is None or unchanged.finite:
         return
     for change in _changes(again, unchanged):
-        copied, seconds = _run(again, models, change)
+        copied, seconds = _run(again, engine, change)
         outcome = Trial.UNAVAILABLE if copied is None else Trial.FINITE if copied.finite else Trial.NONFINITE
         name = type(again.source).__name__
         moved = None
@@ -79,22 +76,25 @@ def _changes(again: StepAgain, copied: Copied) -> Iterator[_Tried]:
 def surviving(eps: float, dtype: torch.dtype) -> float | None:
     """The eps to put in the place of one that is zero in a dtype; None where it is not."""
     info = FINFO.get(str(dtype).removeprefix("torch."))
-    if info is None or (eps != 0 and not vanishes(eps, info)):
+    if info is None or (eps != 0 and not info.vanishes(eps)):
         return None
-    return max(_USUAL_EPS, survivor(info))
+    return max(_USUAL_EPS, info.survivor)
 
 
-def _run(again: StepAgain, models: Models, change: _Tried | None) -> tuple[Copied | None, float]:
+def _run(again: StepAgain, engine: RerunEngine, change: _Tried | None) -> tuple[Copied | None, float]:
     """The copies after the step, and how long that took; None where it could not be made."""
     started = time.perf_counter()
-    copied = again.copied(change.dtype if change is not None else None)
-    if change is not None and change.eps is not None:
-        other, was = change.eps, change.was
-        OptimizerView(copied.optimizer).adjust("eps", lambda eps: other if eps == was else eps)
-    if change is not None and change.norm is not None:
-        clipped(copied, change.norm / (change.was or 1.0))
-    done = again.play(copied, models)
-    return copied if done else None, time.perf_counter() - started
+
+    def adjust(copied: Copied) -> None:
+        if change is not None and change.eps is not None:
+            other, was = change.eps, change.was
+            copied.adjust("eps", lambda eps: other if eps == was else eps)
+        if change is not None and change.norm is not None:
+            clipped(copied, change.norm / (change.was or 1.0))
+
+    dtype = change.dtype if change is not None else None
+    copied = engine.step(partial(again.made, dtype=dtype, adjust=adjust))
+    return copied, time.perf_counter() - started
 
 
 def clipped(copied: Copied, share: float) -> None:
@@ -122,17 +122,16 @@ class OptimizerAgain:
     """Runs steps of optimizers that left something bad again.
 
     Args:
-        models: The watched models.
+        engine: Says what is watched, what observes it, and whether that fails.
+        trials: The same, for trying something.
         recorder: Where rows go.
-        budget: Says whether changes are tried at all.
-        guards: Catch faults of running it again, and of trying something.
     """
 
-    def __init__(self, models: Models, recorder: Recorder, budget: ReplayBudget, guards: tuple[Guard, Guard]) -> None:
-        self._models = models
+    def __init__(self, engine: RerunEngine, trials: RerunEngine, recorder: Recorder) -> None:
+        self._engine = engine
+        self._trials = trials
+        self._models = engine.models
         self._recorder = recorder
-        self._budget = budget
-        self._guard, self._trial_guard = guards
 
     def show(self, attempt: StepAttempt, names: list[str]) -> None:
         """Records which op of the optimizer makes what is bad, as far as its step shows it, and what cures that.
@@ -142,10 +141,10 @@ class OptimizerAgain:
             names: Qualified names of the parameters that are bad, or whose state is.
         """
         replayed = source_of(Source.REPLAY, attempt.index)
-        tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard)
-        with self._guard:
+        tracer = self._engine.tracer(LookDepth.FULL)
+        with self._engine.guard:
             again = StepAgain.of(attempt, names, self._models) if attempt.traced != replayed else None
-            if again is not None and rerun(again, self._models, tracer):
+            if again is not None and traced(again, self._models, tracer):
                 attempt.traced = replayed
                 self._recorder.trace(*tracer.rows(attempt.step, replayed), attempt.step, replayed)
                 self.try_cures(attempt, names)
@@ -154,10 +153,9 @@ class OptimizerAgain:
 
     def try_cures(self, attempt: StepAttempt, names: list[str]) -> None:
         """Records what would have kept the step finite; arguments as in `show`."""
-        if self._trial_guard.broken or not self._budget.allows_trial(0):
+        if self._trials.guard.broken or not self._trials.budget.allows_trial(0):
             return
-        with self._trial_guard:
+        with self._trials.guard:
             again = StepAgain.of(attempt, names, self._models)
-            for trial in cures(again, self._models) if again is not None else ():
-                self._budget.spent(trial.result.seconds)
+            for trial in cures(again, self._trials) if again is not None else ():
                 self._recorder.trial(trial, step=attempt.step, optimizer=attempt.index)

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
-
-from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.changes.replaced_calls import OtherForm
 from ampscope.capture.changes.replay_change import ModulesInFloat32, ReplayChange
-from ampscope.capture.rerun import player, step_replay
+from ampscope.capture.rerun.engine import LookDepth, Rerun, RerunEngine
 from ampscope.capture.tape.taped_step import TapedStep
-from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.models import Models
-from ampscope.capture.tracing.sites import Sites
-from ampscope.capture.tracing.tracer import Tracer
-from ampscope.trace.schema import Trial
 
 #: Seconds up to which a run is made twice: so short a one is easily held up.
 SHORT = 0.05
@@ -23,42 +13,17 @@ SHORT = 0.05
 NOISE = 0.03
 
 
-class _Unobserved(Tracer):
-    """Sees nothing of what runs."""
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[Tracer]:
-        """See `Tracer.active`; observes nothing."""
-        yield self
-
-    def name_entry(self, *_: Any) -> None:
-        """See `Tracer.name_entry`."""
-
-    def sink(self, *_: Any, **__: Any) -> None:
-        """See `Tracer.sink`."""
-
-
-def unobserved(models: Models, guard: Guard) -> Tracer:
-    """Makes the tracer for a run of which nothing is to be seen."""
-    stops = (player.call_user.__code__,)
-    return _Unobserved(Sites(0, models.module_type), models.names, full=False, guard=guard, stops=stops)
-
-
 class StepTimes:
     """Times a step with and without changes.
 
     Args:
         step: The step.
-        models: The watched models.
-        guard: Catches faults of the replay.
-        budget: Is told of what was spent.
+        engine: Runs it again.
     """
 
-    def __init__(self, step: TapedStep, models: Models, guard: Guard, budget: ReplayBudget) -> None:
+    def __init__(self, step: TapedStep, engine: RerunEngine) -> None:
         self._step = step
-        self._models = models
-        self._guard = guard
-        self._budget = budget
+        self._engine = engine
         self._unchanged: dict[type[ReplayChange], list[float]] = {}
 
     def extra_time(self, change: ReplayChange) -> float | None:
@@ -81,11 +46,10 @@ class StepTimes:
         """How long one run takes, or two short ones; none where one failed."""
         found: list[float] = []
         while not found or (len(found) < 2 and found[0] < SHORT):
-            result = step_replay.retry(self._step, self._models, unobserved(self._models, self._guard), change)
-            self._budget.spent(result.seconds)
-            if result.outcome is Trial.UNAVAILABLE:
+            ran = self._engine.run(Rerun(self._step, change, LookDepth.NONE))
+            if ran.reason:
                 return []
-            found.append(result.seconds)
+            found.append(ran.seconds)
         return found
 
 

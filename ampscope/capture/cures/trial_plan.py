@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 import torch
 
-from ampscope.capture.budgets import ReplayBudget
-from ampscope.capture.changes import failure, half_range, log_softmax, reductions, safe_operands
-from ampscope.capture.changes.call_form import CallForm
-from ampscope.capture.changes.failure import FailedCall, Failure, failed_call
+from ampscope.capture.changes import failure
+from ampscope.capture.changes.failure import Failure
 from ampscope.capture.changes.replaced_calls import OtherForm
 from ampscope.capture.changes.replay_change import (
     ConversionsInFloat32,
@@ -20,79 +18,33 @@ from ampscope.capture.changes.replay_change import (
     OtherLossScale,
     ReplayChange,
 )
-from ampscope.capture.changes.replay_results import ChangedResult, Regained, TrialResult
+from ampscope.capture.changes.replay_results import ChangedResult, TrialResult
 from ampscope.capture.tracing.traced_rows import TracedRows
-from ampscope.provenance import HowLost, Loss
+from ampscope.cures.catalogue import call_forms
+from ampscope.cures.failed_op import failed_op
+from ampscope.provenance import HowLost, LostMass
 from ampscope.trace.schema import LOSS_CODE, Phase, Trial
-
-#: What gives forms for a failed call, by what has gone wrong there.
-Rule = Callable[[FailedCall], Iterator[CallForm]]
-
-#: The same by mathematics, computed another way.
-AS_MEANT: tuple[Rule, ...] = (
-    log_softmax.of_likelihood,
-    log_softmax.of_logarithm,
-    log_softmax.of_cross_entropy,
-    log_softmax.of_quotient,
-    reductions.of_variance,
-)
-#: Without what has no value, or no slope: all else stays what it is.
-SAFE: tuple[Rule, ...] = (
-    reductions.of_softmax,
-    reductions.of_ctc,
-    reductions.of_mean,
-    reductions.of_deviation,
-    safe_operands.safe_where_masked,
-    safe_operands.safe_where_sloped,
-)
-#: An operand kept from where the call is not defined: it says something else there.
-BOUNDS: tuple[Rule, ...] = (
-    safe_operands.bound_of_logarithm,
-    safe_operands.bound_of_division,
-    safe_operands.safe_where_divided,
-    safe_operands.bound_of_negative_root,
-    safe_operands.bound_of_slope,
-    safe_operands.bound_of_ends,
-)
-#: For what is wrong in every dtype.
-OF_MATHEMATICS: tuple[Rule, ...] = (*AS_MEANT, *SAFE, *BOUNDS, safe_operands.bound_of_exponential)
-#: For what is well in float32.
-OF_RANGE: tuple[Rule, ...] = (
-    *AS_MEANT,
-    half_range.of_lost_constant,
-    half_range.of_literal,
-    half_range.of_product,
-    half_range.of_call,
-    *SAFE,
-    *BOUNDS,
-)
-#: The same where the code itself converts to half precision: then what a call is given is to be float32, not the call.
-AS_CONVERTED = tuple(rule for rule in OF_RANGE if rule is not half_range.of_call)
 
 
 def candidate_forms(
-    rows: TracedRows,
-    rules: tuple[Rule, ...],
-    *,
-    located: Failure | None = None,
-    wide: TracedRows | None = None,
+    rows: TracedRows, *, located: Failure | None = None, wide: TracedRows | None = None, converted: bool = False
 ) -> Iterator[OtherForm]:
     """The changes to try on a step that failed.
 
     Args:
         rows: The records of its faithful replay.
-        rules: What gives forms, first what is most promising.
-        located: Where it failed.
-        wide: The records of the step with everything in float32, where that was finite.
+        located: Where it failed, of a step that is well in float32; None of one that is not.
+        wide: The records of the step with everything in float32.
+        converted: The code itself converts to half precision.
     """
-    call = failed_call(rows)
-    if call is None or not call.site.file:
+    failed = failed_op(rows.graph())
+    if failed is None or not failed.site.file:
         return
+    failed.is_of_range, failed.is_converted = located is not None, converted
     if located is not None and wide is not None:
-        call.wide, call.wide_graph = failure.output_at(wide, located), wide.graph()
-    for rule in rules:
-        for form in rule(call):
-            yield OtherForm(form, form.at or call.place)
+        failed.wide, failed.wide_graph = failure.output_at(wide, located), wide.graph()
+    for form in call_forms(failed):
+        yield OtherForm(form, form.at or failed.place)
 
 
 #: Modules that are added one after another to those in float32, before the search is given up.
@@ -132,14 +84,14 @@ def plan(located: Failure, scale: float | None, rows: TracedRows, *, left_out: R
     everything = EverythingIn(torch.float32)
     wide = (yield everything) if located.dtypes else None
     if wide is None or wide.outcome is Trial.NONFINITE:
-        candidates = list(candidate_forms(rows, OF_MATHEMATICS))
+        candidates = list(candidate_forms(rows))
         del rows, wide  # a plan waits for the failure to come again
         if left_out is not None:
             yield left_out
         yield from _until_cured(candidates, scale)
         return
-    rules = AS_CONVERTED if everything.conversions else OF_RANGE
-    candidates = list(candidate_forms(rows, rules, located=located, wide=wide.rows))
+    converted = bool(everything.conversions)
+    candidates = list(candidate_forms(rows, located=located, wide=wide.rows, converted=converted))
     del rows, wide
     first = (yield candidates[0]) if candidates else None
     cured = first is not None and first.outcome is Trial.FINITE
@@ -191,7 +143,7 @@ def _behind(change: OtherForm, feedback: TrialFeedback) -> Iterator[OtherForm]:
     """Forms of the call to which a form has moved the failure; none where its own call fails still."""
     if change.used is None or feedback.rows is None or feedback.failure is None or feedback.failure.by_scale:
         return
-    for other in candidate_forms(feedback.rows, OF_MATHEMATICS):
+    for other in candidate_forms(feedback.rows):
         if other.called == change.called:
             return
         yield other
@@ -270,45 +222,10 @@ def feedback_of(outcome: Trial, rows: TracedRows, *, scaled: bool) -> TrialFeedb
     return TrialFeedback(outcome, again, headroom, rows)
 
 
-#: Runs the step with a change.
-Run = Callable[[ReplayChange], Regained]
-#: Says whether gradients are whole.
-IsWhole = Callable[[Regained], bool]
 #: A larger loss scale leaves this many doublings to the largest gradient.
 _HEADROOM = 2
 #: Where `GradScaler` starts by default.
 ORDINARY_SCALE = 2.0**16
-
-
-def gradient_trials(
-    loss: Loss | None,
-    rows: TracedRows,
-    everything: TrialResult,
-    run: Run,
-    is_whole: IsWhole,
-    *,
-    scale: float | None,
-    budget: ReplayBudget,
-) -> Iterator[TrialResult]:
-    """Tries one change after another, within the budget.
-
-    Args:
-        loss: Where the step lost its gradients.
-        rows: The records of its faithful replay.
-        everything: What everything in float32 came to.
-        run: Runs the step with a change.
-        is_whole: Whether the gradients that came out are whole.
-        scale: The loss scale of the step; None without one.
-        budget: How many replays there may be.
-    """
-    yield everything
-    for number, change in enumerate(_changes(loss, rows, everything, scale), 1):
-        if not budget.allows_trial(number):
-            return
-        found = run(change)
-        budget.spent(found.seconds)
-        outcome = Trial.UNAVAILABLE if found.reason else Trial.FINITE if is_whole(found) else Trial.NONFINITE
-        yield gradient_trial(change, scale, ChangedResult(outcome, found.reason, found.loss, found.seconds))
 
 
 def gradient_trial(change: ReplayChange, scale: float | None, result: ChangedResult) -> TrialResult:
@@ -316,9 +233,17 @@ def gradient_trial(change: ReplayChange, scale: float | None, result: ChangedRes
     return TrialResult(change.kind, change.modules, change.conversions, change.scale or scale, result)
 
 
-def _changes(
-    loss: Loss | None, rows: TracedRows, everything: TrialResult, scale: float | None
+def gradient_changes(
+    loss: LostMass | None, rows: TracedRows, scale: float | None, *, conversions: bool
 ) -> Iterator[ReplayChange]:
+    """Yields what to try on a step that lost gradients, besides everything in float32.
+
+    Args:
+        loss: Where the step lost them.
+        rows: The records of its faithful replay.
+        scale: The loss scale of the step; None without one.
+        conversions: Everything in float32 has changed conversions that the code itself asks for.
+    """
     if loss is None:
         return
     site = rows.graph().site(loss.origin.seq)
@@ -326,7 +251,7 @@ def _changes(
         larger = _larger_scale(rows, scale)
         if larger > scale:
             yield OtherLossScale(larger)
-    if everything.conversions:
+    if conversions:
         yield ConversionsInFloat32()
     yield ModulesInFloat32((site.module or (LOSS_CODE if site.phase == Phase.LOSS else ""),))
     if loss.how is HowLost.FLUSHED:

@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ampscope.capture.changes import failure
-from ampscope.capture.changes.call_form import CallPlace
-from ampscope.capture.changes.log_softmax import FromLogits
-from ampscope.capture.changes.replaced_calls import ROUNDING, LossForms
+from ampscope.capture.changes.replaced_calls import LossForms
 from ampscope.capture.changes.replay_results import ReplayResult, Symptom, TrialResult
 from ampscope.capture.events import StepAttempt
-from ampscope.capture.heal.form_cures import LIVE, LIVE_IN_LOSS, FormOfLossCode, OneForm
+from ampscope.capture.heal.form_cures import FormOfLossCode, OneForm
 from ampscope.capture.heal.lasting_cure import LastingCure, ScaleRaised
 from ampscope.capture.heal.module_cures import Both, ConversionsWider, ModulesKept
 from ampscope.capture.tape.taped_step import TapedStep
@@ -22,6 +20,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.traced_rows import TracedRows
+from ampscope.cures.call_form import ROUNDING, CallPlace
 from ampscope.trace.schema import LOSS_CODE, Change, Phase, ReplayStatus, Trial
 from ampscope.trace.vocabulary import LOSS_APART, NOT_DETERMINISTIC
 
@@ -132,12 +131,12 @@ def _one_form(trial: TrialResult, sites: Sites, modules: dict[str, nn.Module], l
     if used.good_change is None or used.good_change > ROUNDING:
         return None
     names = _whose_code(at, sites)
-    made = _whose_code(form.made_at, sites) if isinstance(form, FromLogits) else names
+    made = _whose_code(form.made_at, sites) if form.made_at is not None else names
     held = {name: modules[name] for name in names if name in modules}
     cure: OneForm | None = None
-    if names == made == [LOSS_CODE] and type(form) in LIVE_IN_LOSS.values():
+    if names == made == [LOSS_CODE] and form.live_as:
         cure = FormOfLossCode(form, at, loss)
-    elif held and len(held) == len(names) and type(form) in LIVE.values():
+    elif held and len(held) == len(names) and form.live_as and not form.in_loss_alone:
         cure = OneForm(form, at, held)
     if cure is not None:
         cure.fitting_scale = trial.scale

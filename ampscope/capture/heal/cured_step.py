@@ -16,19 +16,15 @@ from ampscope.capture.events import StepAttempt
 from ampscope.capture.heal import repairs
 from ampscope.capture.heal.lasting_cure import LastingCure
 from ampscope.capture.heal.repairs import Poisoned
-from ampscope.capture.isolation import memory
 from ampscope.capture.isolation.state_snapshot import StateSnapshot
-from ampscope.capture.rerun import player, step_replay
+from ampscope.capture.rerun.engine import Rerun, RerunEngine
 from ampscope.capture.rerun.player import Player
 from ampscope.capture.tape.tape_entry import Entry, EntryKind, GradientOf, UnscaledGradients, unscale_
 from ampscope.capture.tape.taped_step import TapedStep
-from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.tracing.light_statistics import can_be_bad, finite
-from ampscope.capture.tracing.sites import Sites
-from ampscope.capture.tracing.tracer import Tracer
-from ampscope.trace.schema import CureKind
+from ampscope.trace.schema import CureKind, Trial
 
 #: Why gradients are not handed over that the loop may have decided on.
 DECIDED_BY_THEM = "the loop read numbers of its gradients, and changed these after that"
@@ -65,7 +61,7 @@ class Handed(Enum):
 
 
 @dataclass(slots=True)
-class Plan:
+class HealingPlan:
     """Describes what is to be done about a bad step, and what has become of it."""
 
     attempt: StepAttempt
@@ -89,36 +85,25 @@ class Plan:
         return bool(self.poisoned) or self.kind is CureKind.WEIGHTS
 
 
-def run(step: TapedStep, models: Models, change: ReplayChange, guard: Guard, clock: Callable[[], float]) -> CuredStep:
-    """Runs a step with a change.
+def run(engine: RerunEngine, step: TapedStep, change: ReplayChange) -> CuredStep:
+    """Runs a step with a change, and takes what came out."""
+    buffers: list[Buffer] = []
+    gradients: dict[str, Tensor] = {}
+    hooked = ""
 
-    Args:
-        step: The step.
-        models: The watched models.
-        change: What is done otherwise.
-        guard: Catches faults of the tracer.
-        clock: Gives seconds.
+    def sink(player: Player) -> None:
+        nonlocal hooked
+        gradients.update(player.gradients())
+        left = player.substitutes.left
+        buffers.extend(Buffer(module, name, step.state.buffer(module, name), value) for module, name, value in left)
+        hooked = player.hooked
 
-    Returns:
-        What came out. Nothing of the training is different afterwards.
-    """
-    obstacle = step_replay.why_not(step, models)
-    if obstacle:
-        return CuredStep(obstacle)
-    stops = (player.call_user.__code__,)
-    tracer = Tracer(Sites(0, models.module_type), models.names, full=False, guard=guard, stops=stops)
-    again = Player(step, models, tracer, change)
-    began = clock()
-    failed = step_replay.play(again, memory.room(models.main_device()))
-    tracer.release()
-    if failed:
-        return CuredStep(failed)
-    left = again.substitutes.left
-    buffers = [Buffer(module, name, step.state.buffer(module, name), value) for module, name, value in left]
-    if not again.finite or again.spoilt or any(_is_spoilt(step.state, each) for each in buffers):
-        return CuredStep("it is not finite with the cure either", True, seconds=clock() - began)
-    seconds = clock() - began  # what is finite was looked up: the device has done its part
-    return CuredStep("", True, again.gradients(), buffers, _is_unscaled(step), again.hooked, seconds)
+    ran = engine.run(Rerun(step, change, sink=sink))
+    if ran.reason:
+        return CuredStep(ran.reason)
+    if ran.outcome is not Trial.FINITE or any(_is_spoilt(step.state, each) for each in buffers):
+        return CuredStep("it is not finite with the cure either", True, seconds=ran.seconds)
+    return CuredStep("", True, gradients, buffers, _is_unscaled(step), hooked, ran.seconds)
 
 
 def _is_spoilt(state: StateSnapshot, buffer: Buffer) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ampscope.capture.budgets import ReplayBudget
+from ampscope.capture.changes.replaced_calls import LossForms
 from ampscope.capture.changes.replay_change import ReplayChange
 from ampscope.capture.events import (
     EndedStep,
@@ -19,18 +19,17 @@ from ampscope.capture.events import (
 )
 from ampscope.capture.heal import cured_step, in_force, repairs
 from ampscope.capture.heal.cure_choice import BadStep
-from ampscope.capture.heal.cured_step import Handed, Plan
-from ampscope.capture.heal.healing import BEGINS, Change, Healing, HealingLog
+from ampscope.capture.heal.cured_step import Handed, HealingPlan
+from ampscope.capture.heal.healing import BEGINS, Healing, HealingLog, TrainingChange
 from ampscope.capture.heal.in_force import InForce
 from ampscope.capture.heal.lasting_cure import LastingCure
 from ampscope.capture.heal.planning import Planner
 from ampscope.capture.heal.repairs import ElementsZeroed
 from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.rerun.engine import RerunEngine
 from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import dynamo, torch_private
-from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import CureKind
 
 #: Bad steps in a row about which nothing could be done, after which healing is of no use.
@@ -46,38 +45,35 @@ class Healer(StepObserver):
         log: Tells of what is done.
 
     Args:
-        models: The watched models.
+        engine: Runs steps again, under the guard of healing.
         recorder: What was tried, and at which program points.
         tape: What a replay needs.
-        budget: What replays cost.
         settings: What may be changed.
         log: Tells of it.
-        guard: Catches faults of healing.
     """
 
     begins = BEGINS
 
     def __init__(
         self,
-        models: Models,
+        engine: RerunEngine,
         recorder: Recorder,
         tape: StepTape,
-        budget: ReplayBudget,
         settings: Healing,
         log: HealingLog,
-        guard: Guard,
     ) -> None:
-        self.guard = guard
-        self._models = models
+        self.guard = engine.guard
+        self._models = engine.models
         self._recorder = recorder
         self._tape = tape
-        self._budget = budget
+        self._budget = engine.budget
         self._settings = settings
         self.log = log
-        self._plan: Plan | None = None
+        self._plan: HealingPlan | None = None
         self._examined: StepAttempt | None = None  # the latest
-        self._in_force = InForce(settings, log, tape.mode.forms)
-        self._planner = Planner(models, recorder, budget, settings, self._in_force, log, guard)
+        self._loss = tape.mode.otherwise = LossForms()
+        self._in_force = InForce(settings, log, self._loss)
+        self._planner = Planner(engine, recorder, settings, self._in_force, log)
         self._in_a_row = 0  # bad steps about which nothing was done
         self._was_good = True  # the step before
         self._is_over = False
@@ -139,15 +135,15 @@ class Healer(StepObserver):
         if reason:
             self.log.declined(attempt.step, reason)
         else:
-            self.log.made(Change(attempt.step, attempt.index, CureKind.LEFT_OUT, text))
+            self.log.made(TrainingChange(attempt.step, attempt.index, CureKind.LEFT_OUT, text))
 
     def keep(self, cure: LastingCure, attempt: StepAttempt) -> None:
         """Makes a change that was proved on copies, for the step of an attempt and those after it."""
-        change = Change(attempt.step, attempt.index, cure.kind, cure.text, cure.modules, cure.code, cure.detail)
+        change = TrainingChange(attempt.step, attempt.index, cure.kind, cure.text, cure.modules, cure.code, cure.detail)
         if self._planner.may_last(attempt, cure) and self._in_force.apply(cure, change):
             self.log.made(change, at_once=True)
 
-    def _replace(self, plan: Plan, recording: TapedStep, *, follows_read: bool) -> str:
+    def _replace(self, plan: HealingPlan, recording: TapedStep, *, follows_read: bool) -> str:
         optimizer, scaling = plan.attempt.optimizer, plan.attempt.scaling
         reason = cured_step.why_not_handed_over(recording, optimizer, self._models)
         if not reason and isinstance(plan.change, ElementsZeroed) and not plan.change.is_all_of(optimizer):
@@ -182,7 +178,7 @@ class Healer(StepObserver):
         modules = plan.cure.modules if plan.cure is not None else tuple(plan.poisoned)
         code = plan.cure.code if plan.cure is not None else ""
         detail = plan.cure.detail if plan.cure is not None else {}
-        change = Change(attempt.step, attempt.index, plan.kind, plan.text, modules, code, detail, replaced)
+        change = TrainingChange(attempt.step, attempt.index, plan.kind, plan.text, modules, code, detail, replaced)
         if plan.cure is None and plan.handed is Handed.NOTHING and not plan.is_repair:
             self.log.declined(attempt.step, plan.why_not or TOO_LATE)
             return
@@ -192,7 +188,7 @@ class Healer(StepObserver):
         self._graphs = graphs if plan.cure is not None and self._models.compiled else None
         self.log.made(change, why_not_applied="" if plan.is_finite else plan.why_not or TOO_LATE)
 
-    def _restore(self, plan: Plan) -> None:
+    def _restore(self, plan: HealingPlan) -> None:
         """Gives buffers their last finite values, if the step with the cure has not."""
         if plan.handed is not Handed.REPLACED and not (plan.restored or plan.is_finite):
             if isinstance(plan.change, ElementsZeroed):
@@ -204,7 +200,7 @@ class Healer(StepObserver):
     def _resume(self) -> None:
         """Makes again what the run had changed when it ended before."""
         for step, text in self._recorder.cures:
-            found = in_force.resumed_of_models(step, text, self._models, self._tape.mode.forms)
+            found = in_force.resumed_of_models(step, text, self._models, self._loss)
             if found is not None and self._in_force.apply(*found):
                 self.log.again(found[1])
 

@@ -83,7 +83,7 @@ def configured(healing: Healing | None) -> dict[str, bool]:
 MAX_TOLD = 12
 
 
-class Change(NamedTuple):
+class TrainingChange(NamedTuple):
     """A change of the training."""
 
     step: int  #: the bad step
@@ -109,7 +109,7 @@ class HealingLog:
         """A line, on one rank."""
         self._terminal.once(f"heal-{key}", text)
 
-    def made(self, change: Change, *, why_not_applied: str = "", at_once: bool = False) -> None:
+    def made(self, change: TrainingChange, *, why_not_applied: str = "", at_once: bool = False) -> None:
         """A change was made.
 
         Args:
@@ -136,7 +136,7 @@ class HealingLog:
             last = " Further changes are recorded but not printed." if self._told == MAX_TOLD else ""
             self.line(f"{change.step}-{change.kind}", f"step {change.step}: healed: {change.text}{lasts}{step}.{last}")
 
-    def again(self, change: Change) -> None:
+    def again(self, change: TrainingChange) -> None:
         """A change was made again, as the run was resumed."""
         self.line(f"again-{change.step}-{change.kind}", f"as since step {change.step}: {change.text}.")
 
@@ -147,7 +147,7 @@ class HealingLog:
             self._recorder.event(EventKind.NOTE, step, text)
             self.line(f"recompiled-{step}", f"step {step}: {text}.")
 
-    def lifted(self, change: Change, at: int, why: str) -> None:
+    def lifted(self, change: TrainingChange, at: int, why: str) -> None:
         """A change that lasted was taken back."""
         detail = {"kind": change.kind, "modules": list(change.modules), "cure": change.step, "text": why}
         self._recorder.event(EventKind.CURE_LIFTED, at, json.dumps(detail))
@@ -171,14 +171,14 @@ class HealingLog:
         self._recorder.event(EventKind.NOTE, step, f"healing ended: {why}")
         self.line("ended", f"step {step}: healing ended, and training goes on as it would have: {why}.")
 
-    def closes(self, changes: Sequence[Change]) -> None:
+    def closes(self, changes: Sequence[TrainingChange]) -> None:
         """The run is over: tells what makes the changes permanent that are in force."""
         codes = list(dict.fromkeys(change.code for change in changes if change.code))
         if codes:
             self.line("closes", "to keep what healed this run, write: " + "; ".join(codes))
 
 
-def _of_step(change: Change, why_not: str) -> str:
+def _of_step(change: TrainingChange, why_not: str) -> str:
     """Says in words what became of the step itself."""
     if change.applied:
         return "; the step was made with the gradients of its replay"
@@ -186,5 +186,5 @@ def _of_step(change: Change, why_not: str) -> str:
     return f"; the step itself is lost ({lost})" if lost else ""
 
 
-def _lost(change: Change, why_not: str) -> str:
+def _lost(change: TrainingChange, why_not: str) -> str:
     return "" if change.applied or change.kind is CureKind.LEFT_OUT else why_not

@@ -14,13 +14,14 @@ from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.changes.replaced_calls import LossForms
 from ampscope.capture.changes.replay_change import ReplayChange
 from ampscope.capture.events import StepAttempt
-from ampscope.capture.heal.form_cures import FormOfLossCode, OneForm, form_of
-from ampscope.capture.heal.healing import Change, Healing, HealingLog
+from ampscope.capture.heal.form_cures import FormOfLossCode, OneForm
+from ampscope.capture.heal.healing import Healing, HealingLog, TrainingChange
 from ampscope.capture.heal.lasting_cure import LastingCure, ScaleBound
 from ampscope.capture.heal.module_cures import Both, ConversionsWider, ModulesKept
-from ampscope.capture.keep_fp32 import Outputs
+from ampscope.capture.keep_fp32 import ModuleOutputs
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.tensor_tree import torch_dtype
+from ampscope.cures.catalogue import read_form
 from ampscope.errors import AmpscopeError
 from ampscope.trace.schema import LOSS_CODE, CureKind, said
 
@@ -63,7 +64,7 @@ class _Lasting:
     """A change in force."""
 
     cure: LastingCure
-    change: Change
+    change: TrainingChange
     next_look: int  #: step
     every: int  #: steps between two looks
     finite: int = 0  #: looks in a row
@@ -114,7 +115,7 @@ class InForce:
             return "the model is compiled, and what its code calls itself cannot be changed in compiled code"
         return ""
 
-    def apply(self, cure: LastingCure, change: Change) -> bool:
+    def apply(self, cure: LastingCure, change: TrainingChange) -> bool:
         """Makes a change; returns whether it could be."""
         try:
             cure.apply()
@@ -209,7 +210,7 @@ class InForce:
 
 def resumed_of_models(
     step: int, text: str, models: Models, loss: LossForms | None = None
-) -> tuple[LastingCure, Change] | None:
+) -> tuple[LastingCure, TrainingChange] | None:
     """A change of modules, or of the loss code, from what was written of it; None for others, and of what is not there.
 
     Args:
@@ -221,7 +222,7 @@ def resumed_of_models(
     detail = json.loads(text)
     modules = {models.names[id(module)]: module for module in models.modules}
     if "form" in detail:
-        form, formed = form_of(detail["form"]), _modules_found(detail.get("formed"), modules)
+        form, formed = read_form(detail["form"]), _modules_found(detail.get("formed"), modules)
         one = OneForm(*form, formed) if form and formed else None
         if form and loss is not None and detail.get("formed") == [LOSS_CODE]:
             one = FormOfLossCode(*form, loss)
@@ -238,7 +239,7 @@ def resumed_of_models(
     return cure, _resumed_change(step, cure, detail)
 
 
-def resumed_of_scaler(step: int, text: str, scaler: Any) -> tuple[LastingCure, Change] | None:
+def resumed_of_scaler(step: int, text: str, scaler: Any) -> tuple[LastingCure, TrainingChange] | None:
     """A bound on the loss scale; None for other changes."""
     detail = json.loads(text)
     bound = detail.get("bound")
@@ -248,10 +249,10 @@ def resumed_of_scaler(step: int, text: str, scaler: Any) -> tuple[LastingCure, C
     return cure, _resumed_change(step, cure, detail)
 
 
-def _outputs(detail: dict[str, Any]) -> dict[str, Outputs]:
+def _outputs(detail: dict[str, Any]) -> dict[str, ModuleOutputs]:
     always, fitting = detail.get("outputs") or {}, detail.get("fitting_outputs") or {}
     asked = [(always, False), (fitting, True)]
-    return {name: Outputs(torch_dtype(each), fits) for names, fits in asked for name, each in names.items()}
+    return {name: ModuleOutputs(torch_dtype(each), fits) for names, fits in asked for name, each in names.items()}
 
 
 def _modules_found(names: Any, modules: dict[str, nn.Module]) -> dict[str, nn.Module] | None:
@@ -260,6 +261,6 @@ def _modules_found(names: Any, modules: dict[str, nn.Module]) -> dict[str, nn.Mo
     return {name: modules[name] for name in asked} if set(asked) <= modules.keys() else None
 
 
-def _resumed_change(step: int, cure: LastingCure, detail: dict[str, Any]) -> Change:
+def _resumed_change(step: int, cure: LastingCure, detail: dict[str, Any]) -> TrainingChange:
     kind = said(CureKind, str(detail.get("kind", "")), cure.kind)
-    return Change(step, int(detail.get("optimizer", 0)), kind, cure.text, cure.modules, cure.code, cure.detail)
+    return TrainingChange(step, int(detail.get("optimizer", 0)), kind, cure.text, cure.modules, cure.code, cure.detail)

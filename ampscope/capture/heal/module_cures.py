@@ -13,7 +13,15 @@ from torch import nn
 
 from ampscope.capture.changes.replay_change import Conversions, ModulesInFloat32, ReplayChange
 from ampscope.capture.heal.lasting_cure import LastingCure
-from ampscope.capture.keep_fp32 import Float32Forward, HeldForward, KeptModules, Outputs, in_float32, kept, own_forward
+from ampscope.capture.keep_fp32 import (
+    Float32Forward,
+    HeldForward,
+    KeptModules,
+    ModuleOutputs,
+    in_float32,
+    kept,
+    own_forward,
+)
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.tensor_tree import HALF, tensors
 from ampscope.capture.tracing.light_statistics import can_be_bad
@@ -94,7 +102,7 @@ class ModulesKeptAgain(ModulesInFloat32):
         outputs: How what they return is given back.
     """
 
-    def __init__(self, modules: tuple[str, ...], outputs: Mapping[str, Outputs]) -> None:
+    def __init__(self, modules: tuple[str, ...], outputs: Mapping[str, ModuleOutputs]) -> None:
         super().__init__(modules)
         self._outputs = outputs
 
@@ -147,7 +155,9 @@ class BothChanged(ModulesKeptAgain):
         converted: Of those that convert.
     """
 
-    def __init__(self, modules: tuple[str, ...], outputs: Mapping[str, Outputs], converted: tuple[str, ...]) -> None:
+    def __init__(
+        self, modules: tuple[str, ...], outputs: Mapping[str, ModuleOutputs], converted: tuple[str, ...]
+    ) -> None:
         super().__init__(modules, outputs)
         self._converting = ModulesConverted(converted)
 
@@ -191,7 +201,9 @@ class ModulesKept(LastingCure):
 
     kind = CureKind.MODULES_FP32
 
-    def __init__(self, modules: Mapping[str, nn.Module], outputs: Mapping[str, Outputs] = MappingProxyType({})) -> None:
+    def __init__(
+        self, modules: Mapping[str, nn.Module], outputs: Mapping[str, ModuleOutputs] = MappingProxyType({})
+    ) -> None:
         self._held = dict(modules)
         self.modules = tuple(modules)
         self.outputs = dict(outputs)
@@ -200,8 +212,10 @@ class ModulesKept(LastingCure):
     def giving_back(self, dtypes: Mapping[str, torch.dtype]) -> Iterator[ModulesKept]:
         """Yields the cure with outputs in the dtype that they had: always, if that does; else where they fit."""
         if dtypes:
-            yield ModulesKept(self._held, {name: Outputs(dtype) for name, dtype in dtypes.items()})
-        yield ModulesKept(self._held, {name: Outputs(dtype, where_they_fit=True) for name, dtype in dtypes.items()})
+            yield ModulesKept(self._held, {name: ModuleOutputs(dtype) for name, dtype in dtypes.items()})
+        yield ModulesKept(
+            self._held, {name: ModuleOutputs(dtype, where_they_fit=True) for name, dtype in dtypes.items()}
+        )
 
     @property
     def text(self) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -15,10 +15,10 @@ from ampscope.capture.changes.replay_change import ReplayChange
 from ampscope.capture.cures.optimizer_cures import surviving
 from ampscope.capture.events import EndedStep, StepAttempt, StepObserver
 from ampscope.capture.heal.healer import Healer
-from ampscope.capture.heal.healing import Change
+from ampscope.capture.heal.healing import TrainingChange
 from ampscope.capture.heal.lasting_cure import LastingCure
 from ampscope.capture.isolation import memory
-from ampscope.capture.loop_state.held_state import Held, largest, optimizer_state
+from ampscope.capture.loop_state.held_state import HeldTensor, largest, optimizer_state
 from ampscope.capture.loop_state.state_watch import SMALL, StateWatch, reach
 from ampscope.capture.rerun.optimizer_rerun import Copied, StepAgain
 from ampscope.capture.torch_support.models import Models
@@ -66,7 +66,7 @@ def stepped_alone(optimizer: Optimizer, name: str, parameter: Tensor, *, filled:
 
 
 def mend_state(
-    optimizer: Optimizer, owner: str, parameter: Tensor, parts: Sequence[Held], models: Models
+    optimizer: Optimizer, owner: str, parameter: Tensor, parts: Sequence[HeldTensor], models: Models
 ) -> Mended | str:
     """Mends the state of a parameter: its bad elements, or else all of it; else tells why that cannot be.
 
@@ -82,10 +82,8 @@ def mend_state(
         return again
     keys = [held.name for held in parts]
     for is_anew in (False, True):
-        copied = again.copied()
-        if is_anew:
-            del copied.optimizer.state[copied.parameters[owner]]
-        if not again.play(copied, models):
+        copied = again.made(models, adjust=partial(_without_state, owner if is_anew else ""))
+        if copied is None:
             return _NO_OTHER if is_anew else _NO_COPIES
         if not copied.finite:
             continue
@@ -99,6 +97,11 @@ def mend_state(
                     held.tensor.copy_(_filled(held.tensor))
             return Mended(owner, keys, elements)
     return "a step on copies was not finite with another state either"
+
+
+def _without_state(owner: str, copied: Copied) -> None:
+    if owner:
+        del copied.optimizer.state[copied.parameters[owner]]
 
 
 def _cloned(tensor: Tensor) -> Tensor:
@@ -115,7 +118,7 @@ def _filled(tensor: Tensor) -> Tensor:
     return torch.where(is_finite, copy, mean.to(copy.dtype))
 
 
-def _keeps_pace(after: Tensor, before: Tensor, parts: Sequence[Held]) -> bool:
+def _keeps_pace(after: Tensor, before: Tensor, parts: Sequence[HeldTensor]) -> bool:
     """Whether no element whose state was mended moves much further than those whose state was in order."""
     if any(held.tensor.shape != before.shape for held in parts):
         return False
@@ -219,17 +222,15 @@ def eps_cure(optimizer: Optimizer, instead: Mapping[float, float], models: Model
     largest = sum(each.numel() * each.element_size() for each in parameters.values())
     if again is None or not memory.fits(COPIES * largest, models.main_device()):
         return "it cannot be stepped on copies first"
-    if _is_finite(again, again.copied(), models):
+    if _is_finite(again.made(models)):
         return None
-    other = again.copied()
-    OptimizerView(other.optimizer).adjust("eps", lambda eps: instead.get(eps, eps))
-    if _is_finite(again, other, models):
+    if _is_finite(again.made(models, adjust=lambda copied: copied.adjust("eps", lambda eps: instead.get(eps, eps)))):
         return SurvivingEps(optimizer, instead)
     return "its step is not finite with another one either"
 
 
-def _is_finite(again: StepAgain, copied: Copied, models: Models) -> bool:
-    return again.play(copied, models, contextlib.nullcontext()) and copied.finite
+def _is_finite(copied: Copied | None) -> bool:
+    return copied is not None and copied.finite
 
 
 def _stepped(optimizer: Optimizer, models: Models) -> Iterator[tuple[str, nn.Parameter]]:
@@ -321,21 +322,21 @@ class Ahead(StepObserver):
         if is_optimizer(ended.attempt.optimizer):
             self._left[ended.attempt.index] = _counters(ended.attempt.optimizer)
 
-    def _bad_state(self, attempt: StepAttempt) -> list[Held]:
+    def _bad_state(self, attempt: StepAttempt) -> list[HeldTensor]:
         """The state that is not finite; waits for the device."""
         held = list(optimizer_state(attempt.optimizer, self._models))
         sizes = Parcel(dict(zip(map(str, range(len(held))), largest([each.tensor for each in held]), strict=True)))
         known = sizes.values().values()
         return [each for each, size in zip(held, known, strict=True) if not math.isfinite(size or 0.0)]
 
-    def _lasting(self, attempt: StepAttempt, bad: Sequence[Held]) -> list[Held]:
+    def _lasting(self, attempt: StepAttempt, bad: Sequence[HeldTensor]) -> list[HeldTensor]:
         """State that a step leaves not finite: a running minimum, say, begins at infinity, and is finite after one."""
         parameters = dict(self._models.parameters.values())
         after = {owner: self._stepped(attempt, owner, parameters[owner]) for owner in {held.owner for held in bad}}
         well = {owner for owner, copied in after.items() if copied is not None and copied.finite}
         return [held for held in bad if held.owner not in well]
 
-    def _mend(self, attempt: StepAttempt, bad: Sequence[Held]) -> None:
+    def _mend(self, attempt: StepAttempt, bad: Sequence[HeldTensor]) -> None:
         """Mends what can be, and tells of it."""
         parameters = dict(self._models.parameters.values())
         done: list[Mended] = []
@@ -351,12 +352,12 @@ class Ahead(StepObserver):
         if done:
             names, detail = [each.parameter for each in done], {"mended": [each._asdict() for each in done]}
             self._healer.log.made(
-                Change(attempt.step, attempt.index, CureKind.STATE, mending_told(done), names, detail=detail)
+                TrainingChange(attempt.step, attempt.index, CureKind.STATE, mending_told(done), names, detail=detail)
             )
 
     # -- squares that overflow ----------------------------------------------------------------------------------
 
-    def _overflowing(self, attempt: StepAttempt) -> list[Held]:
+    def _overflowing(self, attempt: StepAttempt) -> list[HeldTensor]:
         """Returns what a step on copies leaves not finite, where the gradients' squares may overflow."""
         known = attempt.opened.edited.get(id(attempt.optimizer), attempt.norm)
         size = attempt.opened.known_number(attempt.opened.norms.get(id(attempt.optimizer)) if known is None else known)
@@ -377,25 +378,22 @@ class Ahead(StepObserver):
             if id(parameter) in self._models.parameters and measurable(gradient):
                 yield *self._models.parameters[id(parameter)], gradient
 
-    def _foreseen(self, attempt: StepAttempt, name: str, parameter: Tensor) -> Iterator[Held]:
+    def _foreseen(self, attempt: StepAttempt, name: str, parameter: Tensor) -> Iterator[HeldTensor]:
         """Yields a parameter's weight and state, as far as a step on copies leaves them not finite."""
         copied = self._stepped(attempt, name, parameter)
         if copied is None:
             return
         copy = copied.parameters[name]
         if not finite(copy.detach()):
-            yield Held(StateKind.WEIGHT, name, "", copy.detach())
+            yield HeldTensor(StateKind.WEIGHT, name, "", copy.detach())
         for key, value in copied.optimizer.state[copy].items():
             if isinstance(value, Tensor) and not finite(value):
-                yield Held(StateKind.OPTIMIZER, str(key), name, value)
+                yield HeldTensor(StateKind.OPTIMIZER, str(key), name, value)
 
     def _stepped(self, attempt: StepAttempt, name: str, parameter: Tensor) -> Copied | None:
         """Makes the optimizer's step on copies of a parameter and its state; None where that cannot be done."""
         again = stepped_alone(attempt.optimizer, name, parameter)
-        if isinstance(again, str):
-            return None
-        copied = again.copied()
-        return copied if again.play(copied, self._models) else None
+        return None if isinstance(again, str) else again.made(self._models)
 
 
 def _counters(optimizer: Optimizer) -> list[tuple[int, int]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.changes import failure
 from ampscope.capture.changes.failure import OpKey
 from ampscope.capture.changes.replay_change import EverythingIn, ReplayChange
@@ -17,17 +15,16 @@ from ampscope.capture.changes.replay_results import ChangedResult, Symptom, Tria
 from ampscope.capture.events import StepAttempt
 from ampscope.capture.heal import cured_step, repairs
 from ampscope.capture.heal.cure_choice import BadStep, lasting, misses_float32
-from ampscope.capture.heal.cured_step import CuredStep, Handed, Plan
+from ampscope.capture.heal.cured_step import CuredStep, Handed, HealingPlan
 from ampscope.capture.heal.healing import Healing, HealingLog
 from ampscope.capture.heal.in_force import InForce
 from ampscope.capture.heal.lasting_cure import HEADROOM, LastingCure, ScaleBound
 from ampscope.capture.heal.module_cures import Both, ModulesKept, OutputsNoted
 from ampscope.capture.heal.repairs import ElementsZeroed, LeavingOut
 from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.rerun.engine import RerunEngine
 from ampscope.capture.tape.tape_entry import EntryKind
 from ampscope.capture.tape.taped_step import TapedStep
-from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import Change, CureKind, ReplayStatus, Trial
 
 #: Gradients so many times as large as the largest of the good steps before are none of this training's.
@@ -35,7 +32,7 @@ FAR = 100.0
 _KEPT = 16
 
 
-class GoodSteps:
+class StepsBefore:
     """The good steps before a bad one; nothing of them is read before a step goes bad."""
 
     def __init__(self) -> None:
@@ -78,47 +75,32 @@ TOO_LARGE = "with it, gradients overflow by the loss scale, which the scaler low
 class Planner:
     """Finds what helps, by replays of the bad step.
 
-    Attributes:
-        clock: Gives the seconds by which it is measured what a change costs.
-
     Args:
-        models: The watched models.
+        engine: Runs steps again.
         recorder: What was tried, and at which program points.
-        budget: What replays cost.
         settings: What may be changed.
         in_force: The changes that last.
         log: Is told why nothing can be done.
-        guard: Catches faults of healing.
     """
 
-    clock: Callable[[], float] = staticmethod(time.perf_counter)
-
     def __init__(
-        self,
-        models: Models,
-        recorder: Recorder,
-        budget: ReplayBudget,
-        settings: Healing,
-        in_force: InForce,
-        log: HealingLog,
-        guard: Guard,
+        self, engine: RerunEngine, recorder: Recorder, settings: Healing, in_force: InForce, log: HealingLog
     ) -> None:
-        self._models = models
+        self._engine = engine
+        self._models = models = engine.models
         self._recorder = recorder
-        self._budget = budget
         self._settings = settings
         self._in_force = in_force
         self._log = log
-        self._guard = guard
         self._tried: dict[OpKey, Sequence[TrialResult]] = {}  # what was tried on the latest step that failed at an op
         self._by_scale: list[int] = []  # steps that overflowed by the loss scale alone
         self._as_before: tuple[int, int, Symptom] | None = None  # the step after one that was repaired, or left out
         self.failing: StepAttempt | None = None  #: the latest, if its gradients failed for more than the loss scale
-        self.good_steps = GoodSteps()  #: what they have shown
+        self.good_steps = StepsBefore()  #: what they have shown
         self.leaving_out = LeavingOut(models)  #: leaves steps out
         self.due: list[ElementsZeroed] = []  #: once no graph needs the weights as they are
 
-    def plan(self, bad: BadStep, *, after_good_step: bool) -> Plan | None:
+    def plan(self, bad: BadStep, *, after_good_step: bool) -> HealingPlan | None:
         """Finds what helps on a step that went bad, before its weights have moved; None where nothing is to be done."""
         self.failing = None
         if bad.rows is None:
@@ -141,7 +123,7 @@ class Planner:
             return self._nothing(bad, "no cure was proved on it")
         return plan
 
-    def of_another(self, bad: BadStep, *, left_out: bool) -> Plan | None:
+    def of_another(self, bad: BadStep, *, left_out: bool) -> HealingPlan | None:
         """Plans what is done with an optimizer that comes after another one of the same step that went bad.
 
         Args:
@@ -149,11 +131,11 @@ class Planner:
             left_out: The other one was: what holds for one of a step holds for all.
         """
         if left_out:
-            return Plan(bad.attempt, CureKind.LEFT_OUT, "", bad.recording, is_told=True)
+            return HealingPlan(bad.attempt, CureKind.LEFT_OUT, "", bad.recording, is_told=True)
         goes_on = bad.attempt.scaling is not None or bad.is_only_of_loss
         return None if goes_on else self._nothing(bad, "another optimizer of the same step went bad before it")
 
-    def _nothing(self, bad: BadStep, why: str) -> Plan | None:
+    def _nothing(self, bad: BadStep, why: str) -> HealingPlan | None:
         """Handles a step without a proved cure: leaves it out if no scaler skips it, for it would ruin the weights."""
         ruins = bad.attempt.scaling is None and not bad.is_only_of_loss
         if ruins and self.leaving_out.unproved and self._settings.allows(CureKind.LEFT_OUT):
@@ -181,7 +163,7 @@ class Planner:
         self._tried[located.op] = [each for each in well if each.change is not Change.FP32]
         return bad._replace(tried=tried)
 
-    def _of_state(self, bad: BadStep) -> Plan | None:
+    def _of_state(self, bad: BadStep) -> HealingPlan | None:
         """Plans to put back buffers that the step found poisoned, if it is finite from what they held before."""
         found = (
             repairs.found_poisoned(bad.recording.state, self._models) if self._settings.allows(CureKind.STATE) else {}
@@ -196,9 +178,9 @@ class Planner:
             repairs.begin_from(bad.recording.state, found, finite_values=False)
             return None
         text = f"{', '.join(found)} put back to what {'it' if len(found) == 1 else 'they'} held a step before"
-        return Plan(bad.attempt, CureKind.STATE, text, bad.recording, cured=cured, poisoned=found)
+        return HealingPlan(bad.attempt, CureKind.STATE, text, bad.recording, cured=cured, poisoned=found)
 
-    def _of_accident(self, bad: BadStep) -> Plan | None:
+    def _of_accident(self, bad: BadStep) -> HealingPlan | None:
         """A step that comes out finite when it is run again, each time.
 
         Of one with several forwards nobody knows whether the loop set something of the model's between them, which a
@@ -211,11 +193,11 @@ class Planner:
                 cured = self.run(bad.recording, ReplayChange())
                 text = "the same calls came out finite when they were run again"
                 if not cured.reason:
-                    return Plan(bad.attempt, CureKind.RUN_AGAIN, text, bad.recording, cured=cured)
+                    return HealingPlan(bad.attempt, CureKind.RUN_AGAIN, text, bad.recording, cured=cured)
                 reason = cured.reason
         return self._nothing(bad, reason)
 
-    def _of_scale(self, bad: BadStep, *, after_good_step: bool) -> Plan | None:
+    def _of_scale(self, bad: BadStep, *, after_good_step: bool) -> HealingPlan | None:
         """The scaler backs off by itself; a scale that keeps coming back is bounded."""
         step, scaling = bad.attempt.step, bad.attempt.scaling
         self._by_scale = [each for each in self._by_scale if step - each < WITHIN]
@@ -228,11 +210,11 @@ class Planner:
         if not self.may_last(bad.attempt, bound):
             return None
         self._by_scale.clear()
-        return Plan(
+        return HealingPlan(
             bad.attempt, bound.kind, bound.text, bad.recording, cure=bound, why_not="it overflowed by its scale"
         )
 
-    def _lasting(self, bad: BadStep) -> Plan | None:
+    def _lasting(self, bad: BadStep) -> HealingPlan | None:
         scaler = bad.attempt.scaling.scaler if bad.attempt.scaling is not None else None
         cures = lasting(bad.tried, bad.rows, self._recorder.sites, self._models, scaler, self._in_force.loss)
         ways = (way for cure in cures for way in self._giving_back(bad.recording, cure))
@@ -249,7 +231,7 @@ class Planner:
         for way in kept.giving_back(noted.half()):
             yield cure.with_kept(way) if isinstance(cure, Both) else way
 
-    def left_out_instead(self, plan: Plan) -> Handed:
+    def left_out_instead(self, plan: HealingPlan) -> Handed:
         """Leaves out a step that is not given other gradients, if no scaler does: its own would ruin the weights."""
         is_skipped = plan.attempt.scaling is not None
         if is_skipped or not self._settings.allows(CureKind.LEFT_OUT) or self.leaving_out.leave_out(plan.attempt):
@@ -258,32 +240,32 @@ class Planner:
             plan.kind, plan.text, plan.why_not = CureKind.LEFT_OUT, f"left out, for {plan.why_not}", ""
         return Handed.LEFT_OUT
 
-    def _repaired(self, bad: BadStep) -> Plan | None:
+    def _repaired(self, bad: BadStep) -> HealingPlan | None:
         """Finds a change that helps on this one step, where precision has no part in it."""
         for kind, text, change, rivals in repairs.repairs_of_step(bad.recording, self._models):
             cured = self.run(bad.recording, change) if self._settings.allows(kind) else None
             if cured is not None and not (cured.reason or any(self.run(bad.recording, o).was_run for o in rivals)):
                 self._note_for_next(bad)
-                return Plan(bad.attempt, kind, text, bad.recording, change, cured=cured)
+                return HealingPlan(bad.attempt, kind, text, bad.recording, change, cured=cured)
         return None
 
-    def _left_out(self, bad: BadStep) -> Plan | None:
+    def _left_out(self, bad: BadStep) -> HealingPlan | None:
         if not self._settings.allows(CureKind.LEFT_OUT):
             return None
         spoilt = any(repairs.is_bad_weight(parameter) for _, parameter in self._models.parameters.values())
         why = "weights of the model are not finite" if spoilt else "it is not finite in float32 either"
         return self._leaves_out(bad, f"for {why}")
 
-    def _leaves_out(self, bad: BadStep, why: str) -> Plan:
+    def _leaves_out(self, bad: BadStep, why: str) -> HealingPlan:
         self._note_for_next(bad)
         kept = ", and the loss scale kept" if bad.attempt.scaling is not None else ""
-        return Plan(bad.attempt, CureKind.LEFT_OUT, f"left out, {why}{kept}", bad.recording)
+        return HealingPlan(bad.attempt, CureKind.LEFT_OUT, f"left out, {why}{kept}", bad.recording)
 
     def _note_for_next(self, bad: BadStep) -> None:
         """The next step, if it goes bad alike, is dealt with alike though replays have used up their time."""
         self._as_before = bad.attempt.index, bad.attempt.step + 1, bad.symptom
 
-    def _proved(self, bad: BadStep, cure: LastingCure) -> Plan | None:
+    def _proved(self, bad: BadStep, cure: LastingCure) -> HealingPlan | None:
         if not self.may_last(bad.attempt, cure):
             return None
         change = cure.change()
@@ -294,9 +276,11 @@ class Planner:
             cured = self.run(bad.recording, change)
         if cured.reason:
             return None
-        return Plan(bad.attempt, cure.kind, cure.text, bad.recording, cure.change(), cure, cured, why_not=why_not)
+        return HealingPlan(
+            bad.attempt, cure.kind, cure.text, bad.recording, cure.change(), cure, cured, why_not=why_not
+        )
 
-    def after_look(self, attempt: StepAttempt, recording: TapedStep) -> Plan | None:
+    def after_look(self, attempt: StepAttempt, recording: TapedStep) -> HealingPlan | None:
         """Plans what helps from the next step on, as tried with success in a look at a step that is finite."""
         tried = [each for *of, each in self._recorder.tried if of == [attempt.step, attempt.index]]
         scaler = attempt.scaling.scaler if attempt.scaling is not None else None
@@ -304,7 +288,7 @@ class Planner:
             if self.may_last(attempt, cure):
                 *_, cure = self._giving_back(recording, cure)  # noqa: PLW2901  # the one that changes no gradient
                 cure.by_finiteness = False
-                return Plan(attempt, cure.kind, cure.text, recording, cure.change(), cure, is_finite=True)
+                return HealingPlan(attempt, cure.kind, cure.text, recording, cure.change(), cure, is_finite=True)
         return None
 
     def may_last(self, attempt: StepAttempt, cure: LastingCure) -> bool:
@@ -317,7 +301,5 @@ class Planner:
         return not reason
 
     def run(self, recording: TapedStep, change: ReplayChange) -> CuredStep:
-        """Runs a step with a change, at the cost of the budget."""
-        cured = cured_step.run(recording, self._models, change, self._guard, self.clock)
-        self._budget.spent(cured.seconds)
-        return cured
+        """Runs a step with a change."""
+        return cured_step.run(self._engine, recording, change)

@@ -49,7 +49,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class TriedProposal:
     """The outcome of a rank's own part of the step with what was proposed."""
 
     why_not: str = ""  #: why it is of no use here; empty where it is
@@ -61,7 +61,7 @@ class Tried:
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: str) -> Tried:
+    def read(cls, text: str) -> TriedProposal:
         """Reads the outcome that another rank has written."""
         return cls(**json.loads(text))
 
@@ -110,7 +110,7 @@ def _of_modules(found: Sequence[Proposal]) -> dict[str, Any]:
     return {name: list(dict.fromkeys(each for one in found for each in one.detail.get(name, ()))) for name in names}
 
 
-def decided(tried: Sequence[Tried]) -> Decision:
+def decided(tried: Sequence[TriedProposal]) -> Decision:
     """Decides for all ranks, by what each has tried."""
     for rank, each in enumerate(tried):
         if each.why_not:
@@ -177,7 +177,7 @@ class Agreed(NamedTuple):
 class _Own(NamedTuple):
     """Holds what this rank can do towards the proposal."""
 
-    tried: Tried
+    tried: TriedProposal
     cure: LastingCure | None = None
     cured: CuredStep | None = None
     flat: Averaging | None = None
@@ -239,7 +239,9 @@ class Agreement:
         tried = self._ballot.votes(f"{question}/tried", own.tried.written())
         if tried is None:
             return self._settled(question, Decision(why_not=_IN_TIME, is_last=True))
-        return self._done(self._settled(question, decided([Tried.read(each) for each in tried])), proposal, own, group)
+        return self._done(
+            self._settled(question, decided([TriedProposal.read(each) for each in tried])), proposal, own, group
+        )
 
     def all_may(self, question: str, why_not: str) -> str:
         """Whether every rank can make a step with the gradients of all: no rank makes it that another one does not.
@@ -252,8 +254,8 @@ class Agreement:
             Why no rank does; empty where all do.
         """
         question = f"{question}-made"
-        votes = self._ballot.votes(f"{question}/may", Tried(why_lost=why_not).written())
-        own = decided([Tried.read(vote) for vote in votes]) if votes else Decision(why_not=_IN_TIME)
+        votes = self._ballot.votes(f"{question}/may", TriedProposal(why_lost=why_not).written())
+        own = decided([TriedProposal.read(vote) for vote in votes]) if votes else Decision(why_not=_IN_TIME)
         decision = self._settled(question, own).decision
         return "" if decision.is_averaged else decision.why_not
 
@@ -264,18 +266,18 @@ class Agreement:
         """Tries what is proposed on this rank's own part of the step."""
         if proposal.kind == CureKind.LEFT_OUT:
             reason = "" if attempt.scaling is not None else "without a scaler, no rank leaves a step out"
-            return _Own(Tried(why_not=reason, why_lost="it is left out"))
+            return _Own(TriedProposal(why_not=reason, why_lost="it is left out"))
         cure = _proposed_cure(proposal, attempt, self._models)
         if cure is None or not self._may_last(attempt, cure):
-            return _Own(Tried(why_not="what was proposed cannot be done"))
+            return _Own(TriedProposal(why_not="what was proposed cannot be done"))
         cured = self._run(as_averaged(step), cure.change())
         if cured.reason:
-            return _Own(Tried(why_not=cured.reason))
+            return _Own(TriedProposal(why_not=cured.reason))
         lost = lost or _why_lost(proposal, cured)
         lost = lost or cured_step.why_not_handed_over(step, attempt.optimizer, self._models, averages=True)
         flat = None if lost else Averaging(cured.gradients)  # memory is taken before all begin
         signature = [] if lost else own_collectives.gradient_signature(cured.gradients)
-        return _Own(Tried(gradients=signature, why_lost=lost), cure, cured, flat)
+        return _Own(TriedProposal(gradients=signature, why_lost=lost), cure, cured, flat)
 
     def _done(self, agreed: Agreed, proposal: Proposal, own: _Own, group: Any) -> Agreed:
         decision = agreed.decision

@@ -8,19 +8,18 @@ import math
 
 from torch import Tensor
 
-from ampscope.capture.budgets import ReplayBudget
 from ampscope.capture.events import EndedStep, StepAttempt
 from ampscope.capture.heal import cured_step
 from ampscope.capture.heal.cure_choice import BadStep
-from ampscope.capture.heal.cured_step import Handed, Plan
+from ampscope.capture.heal.cured_step import Handed, HealingPlan
 from ampscope.capture.heal.healer import Healer, clear_flags
 from ampscope.capture.heal.healing import BEGINS, Healing, HealingLog
 from ampscope.capture.heal.rank_agreement import Agreed, Agreement, Proposal, edited
 from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.rerun.engine import RerunEngine
 from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.tape.taped_step import TapedStep
-from ampscope.capture.torch_support.guard import Guard, Suppressed
-from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.process_group import Ballot
 from ampscope.trace.schema import CureKind
 
@@ -39,13 +38,11 @@ class RankHealer(Healer):
     """Proposes what it has proved to the other ranks, and does what all have agreed on.
 
     Args:
-        models: The watched models.
+        engine: Runs steps again, under the guard of healing.
         recorder: What was tried, and at which program points.
         tape: What a replay needs.
-        budget: What replays cost.
         settings: What may be changed.
         log: Tells of it.
-        guard: Catches faults of healing.
         ballot: By which the ranks decide.
     """
 
@@ -53,21 +50,19 @@ class RankHealer(Healer):
 
     def __init__(
         self,
-        models: Models,
+        engine: RerunEngine,
         recorder: Recorder,
         tape: StepTape,
-        budget: ReplayBudget,
         settings: Healing,
         log: HealingLog,
-        guard: Guard,
         ballot: Ballot,
     ) -> None:
-        super().__init__(models, recorder, tape, budget, _on_ranks(settings), log, guard)
+        super().__init__(engine, recorder, tape, _on_ranks(settings), log)
         with Suppressed():  # without a store that answers, nothing is agreed on later either
             had = json.loads(ballot.settled("resumed", json.dumps(recorder.cures)))
             recorder.cures = tuple((int(step), str(text)) for step, text in had)
         self._planner.leaving_out.unproved = False  # what one rank leaves out, the others would make
-        self._agreement = Agreement(ballot, models, self._planner.run, self._planner.may_last)
+        self._agreement = Agreement(ballot, engine.models, self._planner.run, self._planner.may_last)
         self._first = dict(recorder.next_step)  # by optimizer: the number of its first step here
         self._mine: tuple[StepAttempt, Proposal] | None = None
         self._asked: StepAttempt | None = None  # the latest step on which ranks were asked
@@ -128,14 +123,14 @@ class RankHealer(Healer):
             self._refuse(attempt, "healing has switched itself off")
         return self._plan.handed if self._plan is not None else Handed.NOTHING
 
-    def _made(self, attempt: StepAttempt, recording: TapedStep, agreed: Agreed) -> Plan:
+    def _made(self, attempt: StepAttempt, recording: TapedStep, agreed: Agreed) -> HealingPlan:
         cure, why_not = agreed.cure, agreed.decision.why_not
         if cure is None:
             kind = CureKind.LEFT_OUT
-            plan = Plan(attempt, kind, agreed.proposal.text, recording, handed=Handed.LEFT_OUT)
+            plan = HealingPlan(attempt, kind, agreed.proposal.text, recording, handed=Handed.LEFT_OUT)
             self._planner.leaving_out.leave_out(attempt)
             return plan
-        plan = Plan(attempt, cure.kind, cure.text, recording, cure.change(), cure, why_not=why_not)
+        plan = HealingPlan(attempt, cure.kind, cure.text, recording, cure.change(), cure, why_not=why_not)
         if agreed.cured is not None:
             scaling = attempt.scaling
             scale = scaling.scale if scaling is not None else None

@@ -19,12 +19,13 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ampscope.capture.events import Through
+from ampscope.capture.events import Through, WeightsCast
 from ampscope.capture.hooks import compiled_modules, instrumented, transform_calls
 from ampscope.capture.hooks.transform_calls import Experience
 from ampscope.capture.torch_support import dynamo, guard, modes, torch_private
 from ampscope.capture.torch_support.models import Models, is_optimized, unwrapped
 from ampscope.capture.torch_support.threads import HomeThread
+from ampscope.capture.torch_support.user_line import user_place
 
 
 class Redirections:
@@ -79,6 +80,9 @@ class CallListener(Protocol):
     def lost(self, entry: Any) -> None:
         """The call was left by an exception."""
 
+    def cast(self, cast: WeightsCast) -> None:
+        """Parameters of a watched module have got another dtype."""
+
 
 class WatchedModule(instrumented.Instrumented):
     """Behaviour of a module that a scope watches."""
@@ -89,6 +93,11 @@ class WatchedModule(instrumented.Instrumented):
         if torch_private.is_tracing():
             return forward(*args, **kwargs)
         return guard.through(partial(self.ampscope_owner.called, self), forward, args, kwargs)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Casts or moves the module (``half``, ``to`` and the like all come here), through its watch."""
+        apply = super()._apply  # type: ignore[misc]
+        return guard.through(partial(self.ampscope_owner.applied, self), apply, args, kwargs)
 
 
 def _weakly(method: Any) -> Callable[..., None]:
@@ -215,6 +224,18 @@ class ModuleWatch:
         if not outermost or self._redirections.is_redirected(module):
             return forward(*args, **kwargs)
         return self._outermost(module, forward, args, kwargs)
+
+    def applied(self, module: nn.Module, apply: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A function is applied to the tensors of an instrumented module; it may cast them."""
+        if not self.home.is_entered():
+            return apply(*args, **kwargs)
+        before = {name: each.dtype for name, each in module.named_parameters() if each.requires_grad}
+        result = apply(*args, **kwargs)
+        now = {name: each.dtype for name, each in module.named_parameters() if name in before}
+        changed = [dtype for name, dtype in now.items() if dtype is not before[name]]
+        if changed:
+            self._caller.cast(WeightsCast(user_place(), len(changed), len(before), changed[0]))
+        return result
 
     def compiles(self) -> None:
         """``torch.compile`` is used: it warns of hooks on all modules."""

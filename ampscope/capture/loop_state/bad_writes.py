@@ -22,10 +22,10 @@ from ampscope.capture.loop_state.loop_calls import Gap, Latest, Position, TakenO
 from ampscope.capture.loop_state.loop_tensors import Condition
 from ampscope.capture.loop_state.still_averages import StillCarried
 from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.rerun.engine import RerunEngine
 from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.tape.tape_entry import EarlierResult
-from ampscope.capture.torch_support.guard import Guard, Suppressed
-from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.readback import Parcel
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import program_line
@@ -74,21 +74,18 @@ class MovedWeights:
     is seen when it goes on to the next step; its calls are kept until then, if the models are small.
 
     Args:
-        models: The watched models.
+        engine: Makes what observes its calls.
         tape: The tape of the step in progress.
         recorder: Where rows go.
         report: Is told of weights that were left bad.
-        guard: Catches faults of the tracer.
     """
 
-    def __init__(
-        self, models: Models, tape: StepTape, recorder: Recorder, report: IncidentReport, guard: Guard
-    ) -> None:
-        self._models = models
+    def __init__(self, engine: RerunEngine, tape: StepTape, recorder: Recorder, report: IncidentReport) -> None:
+        self._models = engine.models
         self._tape = tape
         self._recorder = recorder
         self._report = report
-        self._closeups = Closeups(models, recorder, guard)
+        self._closeups = Closeups(engine, recorder)
         self._move: _Move | None = None
         self._look: _MoveLook | None = None
         self._copies: dict[int, Tensor] = {}  # of weights and gradients, by ``id``
@@ -244,16 +241,15 @@ class WrittenBetween:
     """Looks at what was written between steps, and runs the calls again that left something not finite.
 
     Args:
-        models: The watched models.
+        engine: Makes what observes the calls.
         condition: Learns what was found.
         recorder: Where rows go.
-        guard: Catches faults in it.
     """
 
-    def __init__(self, models: Models, condition: Condition, recorder: Recorder, guard: Guard) -> None:
+    def __init__(self, engine: RerunEngine, condition: Condition, recorder: Recorder) -> None:
         self._recorder = recorder
         self._condition = condition
-        self._closeups = Closeups(models, recorder, guard)
+        self._closeups = Closeups(engine, recorder)
         self._still = StillCarried(self._closeups)
         self._before = (-1, 0)
         self._looks: deque[_Look] = deque(maxlen=MOST_LOOKS)

@@ -15,15 +15,16 @@ from ampscope.capture.loop_state.bad_writes import IncidentReport, MovedWeights,
 from ampscope.capture.loop_state.loop_calls import Gap
 from ampscope.capture.loop_state.loop_mode import Following, LoopMode
 from ampscope.capture.loop_state.loop_tensors import Averages, Carried, Condition, Round, buffer_name, role_of
+from ampscope.capture.loop_state.operand_origins import OperandOrigins
 from ampscope.capture.loop_state.within_step import WithinStep
 from ampscope.capture.record.run_recorder import Recorder
-from ampscope.capture.rerun.step_replay import WEIGHTS_HAD_MOVED
+from ampscope.capture.rerun.engine import RerunEngine
+from ampscope.capture.rerun.obstacles import WEIGHTS_HAD_MOVED
 from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.tape.tape_entry import EarlierResult
 from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.modes import Pause
 from ampscope.capture.tracing import light_statistics
 from ampscope.capture.tracing.distinct_values import CastsBefore
@@ -46,6 +47,7 @@ class BetweenSteps:
     Attributes:
         mode: Listens.
         calls: The loop made so many when it was listened to last.
+        heard: It was listened to before the step in progress.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class BetweenSteps:
         self._moved = moved
         self.mode = LoopMode(self, pause)
         self.calls = 0
+        self.heard = False
         self._learning = True
         self._gap: Gap | None = None
         self._before: tuple[Gap, loop_calls.Position | None] | None = None  # and where the step after it began
@@ -124,6 +127,7 @@ class BetweenSteps:
     def end(self, *, run_ended: bool = False) -> None:
         """A step begins, or none will come: looks at what was written since the one before."""
         gap = self.stop()
+        self.heard = gap is not None
         self._written.arrived(wait=run_ended)
         self._moved.look(gap, wait=run_ended)
         if gap is None:
@@ -176,6 +180,11 @@ class BetweenSteps:
             self._written.look(gap, found, forward)
             self._written.arrived(wait=True)
 
+    @property
+    def before(self) -> Gap | None:
+        """The latest calls, as long as they are kept."""
+        return self._before[0] if self._before is not None else None
+
     def made_of_carried(self) -> set[int]:
         """Identities of what the latest calls made of what the loop carries."""
         if self._before is None:
@@ -189,13 +198,12 @@ class CarriedState(StepObserver):
     A loop that carries nothing is listened to between its first steps only.
 
     Args:
-        models: The watched models.
+        engine: Runs calls again.
         tape: The tape of the step in progress.
         recorder: Where rows go.
         report: Is told of weights that the loop has left bad.
         casts: Is told of casts between the first steps.
         pause: On while AMPscope's own code computes.
-        guard: Catches faults of following them.
 
     Attributes:
         mode: Listens between steps.
@@ -204,30 +212,31 @@ class CarriedState(StepObserver):
 
     def __init__(
         self,
-        models: Models,
+        engine: RerunEngine,
         tape: StepTape,
         recorder: Recorder,
         report: IncidentReport,
         casts: CastsBefore,
         pause: Pause,
-        guard: Guard,
     ) -> None:
-        self.guard = guard
-        self._models = models
+        self.guard = guard = engine.guard
+        self._models = models = engine.models
         self._carried = Carried(partial(buffer_name, models))
         self.averages = Averages(models)
         self._condition = Condition()
-        self._written = WrittenBetween(models, self._condition, recorder, guard)
+        self._written = WrittenBetween(engine, self._condition, recorder)
         self._following = Following(models)
-        self._moved = MovedWeights(models, tape, recorder, report, guard)
+        self._moved = MovedWeights(engine, tape, recorder, report)
         learns = self._carried, self.averages, self._condition
         self._between = BetweenSteps(*learns, self._written, self._moved, casts, pause, guard)
         self._within = WithinStep(tape, self._carried, self._condition, self._written)
+        self._origins = OperandOrigins(models)
         self.mode = self._between.mode
 
     @property
     def _follows(self) -> bool:
-        return self._following.is_on(carries=bool(self._carried), suspects=bool(self._condition))
+        carries = bool(self._carried)
+        return self._following.is_on(carries=carries, suspects=bool(self._condition), makes=bool(self._origins.known))
 
     def step_ended(self, ended: EndedStep) -> None:
         """Begins to listen between two steps, where the loop is followed; the next forward ends it."""
@@ -236,7 +245,8 @@ class CarriedState(StepObserver):
         self._written.after(ended.attempt)
         may_listen = (self._follows or ended.attempt.by_hand) and self._following.may_listen()
         moves = may_listen and self._moved.begin(ended.attempt)
-        heard = self._following.hears(self._between.calls, suspects=bool(self._condition))
+        suspects, makes = bool(self._condition), bool(self._origins.known)
+        heard = self._following.hears(self._between.calls, suspects=suspects, makes=makes)
         if may_listen and (moves or (self._follows and heard)):
             self._between.begin(learning=self._following.learning, moves=moves)
 
@@ -252,6 +262,8 @@ class CarriedState(StepObserver):
             return
         scale, _ = torch_private.scaler_tensors(attempt.opened.scaler)
         self._within.note_reads(but=scale)
+        if self._following.learning and (gap := self._between.before) is not None:
+            self._origins.learn(gap, self._within.entries(), attempt.step)
         self._following.idle = 0 if self._within.names or self._is_of_use() else self._following.idle + 1
         self._within.look_at_writes(attempt.step)
 
@@ -259,6 +271,8 @@ class CarriedState(StepObserver):
         """Whether the step may read what was made, between the steps, of what the loop carries; asked now and then."""
         if self._following.idle % 8 != 7:
             return False
+        if not self._following.hears(self._between.calls, suspects=bool(self._condition), makes=False):
+            return False  # it is listened to for what it makes alone
         made = self._between.made_of_carried()
         return bool(made) and not made.isdisjoint(self._within.outside() | self._models.parameters.keys())
 
@@ -286,8 +300,13 @@ class CarriedState(StepObserver):
 
     def completed(self, recording: TapedStep) -> TapedStep:
         """Adds to a recording of a step, from which it can be run again, what is known of the carried tensors in it."""
-        within = self._within
-        return recording._replace(carried=within.names, left=within.left, left_in_attributes=within.left_in_attributes)
+        within, made_before = self._within, {} if self._between.heard else self._origins.known
+        return recording._replace(
+            carried=within.names,
+            left=within.left,
+            left_in_attributes=within.left_in_attributes,
+            made_before=made_before,
+        )
 
     def judged(self, attempt: StepAttempt) -> None:
         """A step was looked at; if it went wrong, who wrote what it had read is told, too."""

@@ -14,17 +14,16 @@ from ampscope.capture.changes.replay_change import EverythingIn
 from ampscope.capture.changes.replay_results import ReplayResult
 from ampscope.capture.loop_state.loop_calls import OVERWRITES, Gap
 from ampscope.capture.record.run_recorder import Recorder
+from ampscope.capture.rerun.engine import LookDepth, RerunEngine
 from ampscope.capture.rerun.player import call_user
 from ampscope.capture.tape.live_results import in_place_results
 from ampscope.capture.tape.tape_entry import EarlierResult, Entry, OutsideTensor
 from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
 from ampscope.capture.torch_support.call_state import random_state_kept
-from ampscope.capture.torch_support.guard import Guard, Suppressed
-from ampscope.capture.torch_support.models import Models
+from ampscope.capture.torch_support.guard import Suppressed
 from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.capture.torch_support.user_line import NOWHERE
 from ampscope.capture.tracing.light_statistics import finite
-from ampscope.capture.tracing.sites import Sites
 from ampscope.capture.tracing.traced_rows import TracedRows
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.trace.evidence import Evidence
@@ -55,20 +54,18 @@ class Closeups:
     """Runs calls from between two steps again and records what they did.
 
     Args:
-        models: The watched models.
+        engine: Makes what observes them.
         recorder: Where rows go.
-        guard: Catches faults of the tracer.
     """
 
-    def __init__(self, models: Models, recorder: Recorder, guard: Guard) -> None:
-        self._models = models
+    def __init__(self, engine: RerunEngine, recorder: Recorder) -> None:
+        self.engine = engine
         self._recorder = recorder
-        self._guard = guard
 
     def names(self, gap: Gap) -> Names:
         """Returns what the carried tensors and weights that the calls read are, and are called, by ``id``."""
         carried = {key: (Node.CARRIED, name) for key, name in gap.names.items()}
-        return carried | {key: (Node.PARAMETER, name) for key, (name, _) in self._models.parameters.items()}
+        return carried | {key: (Node.PARAMETER, name) for key, (name, _) in self.engine.models.parameters.items()}
 
     def traced(
         self,
@@ -89,7 +86,7 @@ class Closeups:
         Raises:
             Exception: Whatever the calls raise when they are run again.
         """
-        tracer = self._tracer(self._recorder.sites, full=True)
+        tracer = self.engine.tracer(LookDepth.FULL)
         try:
             closeup = Closeup(gap, tracer, names, before=weights)
             if weights is not None:
@@ -107,17 +104,13 @@ class Closeups:
             gap: The calls.
             wanted: The results.
         """
-        tracer = self.unrecorded()
+        tracer = self.engine.tracer(LookDepth.RESULT)
         with Suppressed() as suppressed, EverythingIn(torch.float32).active(lambda: NOWHERE):
             found = Closeup(gap, tracer, {}, leaf=lambda _, tensor: wide(tensor)).rerun(wanted)
         tracer.release()
         if suppressed.error is not None:
             return Trial.UNAVAILABLE
         return Trial.FINITE if all(map(finite, found)) else Trial.NONFINITE
-
-    def unrecorded(self) -> Tracer:
-        """Makes a tracer for runs of which the results alone count."""
-        return self._tracer(Sites(0, self._models.module_type), full=False)
 
     def record(
         self,
@@ -140,9 +133,6 @@ class Closeups:
             outcome=outcome,
             evidence=evidence,
         )
-
-    def _tracer(self, sites: Sites, *, full: bool) -> Tracer:
-        return Tracer(sites, self._models.names, full=full, guard=self._guard, stops=(call_user.__code__,))
 
 
 def wide(tensor: Tensor) -> Tensor:

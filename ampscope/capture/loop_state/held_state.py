@@ -35,7 +35,7 @@ _ORDINARY = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _PLAIN = (Tensor, nn.Parameter)
 
 
-class Held(NamedTuple):
+class HeldTensor(NamedTuple):
     """A tensor that a run holds from step to step."""
 
     kind: StateKind
@@ -56,7 +56,7 @@ class Held(NamedTuple):
         return (self.owner or self.name).rpartition(".")[0]
 
 
-class Seen(NamedTuple):
+class StateLooks(NamedTuple):
     """The outcome of looks at a tensor that was found not to be finite."""
 
     finite_at: int | None  #: the last step after which it was seen finite; None where it never was
@@ -68,13 +68,13 @@ class StateHistory:
     """Remembers, of every tensor that was found not to be finite, since when it is so."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[StateKind, str], Seen] = {}
+        self._seen: dict[tuple[StateKind, str], StateLooks] = {}
 
-    def of(self, held: Held) -> Seen | None:
+    def of(self, held: HeldTensor) -> StateLooks | None:
         """Returns since when a tensor is not finite; None for one that was never seen so."""
         return self._seen.get((held.kind, held.key))
 
-    def note_bad(self, held: Held, *, step: int, finite_at: int | None, when: Looked = Looked.AFTER) -> bool:
+    def note_bad(self, held: HeldTensor, *, step: int, finite_at: int | None, when: Looked = Looked.AFTER) -> bool:
         """Takes down that a tensor was not finite after a step; returns whether that is new.
 
         Args:
@@ -85,19 +85,19 @@ class StateHistory:
         """
         if (held.kind, held.key) in self._seen:
             return False
-        self._seen[held.kind, held.key] = Seen(finite_at if finite_at != -1 else None, step, when)
+        self._seen[held.kind, held.key] = StateLooks(finite_at if finite_at != -1 else None, step, when)
         return True
 
 
-def weights(models: Models) -> Iterator[Held]:
+def weights(models: Models) -> Iterator[HeldTensor]:
     """The watched parameters with values that can be looked at; frozen ones are as whoever froze them wants them."""
     for name, parameter in models.parameters.values():
         for tensor in inner_tensors(parameter) or [parameter]:
             if parameter.requires_grad and light_statistics.may_turn_bad(local(tensor)):
-                yield Held(StateKind.WEIGHT, name, "", tensor)
+                yield HeldTensor(StateKind.WEIGHT, name, "", tensor)
 
 
-def optimizer_state(optimizer: Optimizer, models: Models) -> Iterator[Held]:
+def optimizer_state(optimizer: Optimizer, models: Models) -> Iterator[HeldTensor]:
     """Yields the state that ``optimizer`` keeps of each watched parameter, as far as it can be looked at.
 
     Single numbers of larger parameters are left out: best losses and distances begin at infinity.
@@ -113,7 +113,7 @@ def optimizer_state(optimizer: Optimizer, models: Models) -> Iterator[Held]:
                 and (value.dim() or not parameter.dim())
                 and light_statistics.may_turn_bad(local(value))
             ):
-                yield Held(StateKind.OPTIMIZER, str(key), known[0], value)
+                yield HeldTensor(StateKind.OPTIMIZER, str(key), known[0], value)
 
 
 def largest(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -288,18 +288,18 @@ class WrittenState(StepObserver):
         """The step after whose forward what has turned bad now was finite; -1 before the first."""
         return self._look.step_before
 
-    def turned_bad(self) -> list[Held]:
+    def turned_bad(self) -> list[HeldTensor]:
         """Returns the tensors that were finite until this step and are no more, if known by now; told once."""
         look = self._look
         return self._turned_bad(look) if look.names and (look.parcel.is_here or look.parcel.arrived) else []
 
-    def to_be_told(self) -> Callable[[], list[Held]]:
+    def to_be_told(self) -> Callable[[], list[HeldTensor]]:
         """Gives what `turned_bad` would, of this step, when it is asked; waits then for what has not arrived."""
         look = self._look
         look.judged = True  # or will be
         return partial(self._turned_bad, look)
 
-    def _turned_bad(self, look: _Look) -> list[Held]:
+    def _turned_bad(self, look: _Look) -> list[HeldTensor]:
         bad = self._bad(look)
         if not bad:
             return []
@@ -309,7 +309,7 @@ class WrittenState(StepObserver):
             self._history.note_bad(held, step=look.step, finite_at=look.step_before)
         return self._held(new)
 
-    def now_bad(self) -> list[Held]:
+    def now_bad(self) -> list[HeldTensor]:
         """Returns the tensors that are not finite now, and were when the run began; waits for the device."""
         self._written.clear()
         self.send(self._look.step)
@@ -321,12 +321,12 @@ class WrittenState(StepObserver):
         values = look.parcel.values().items()
         return [name for name, value in values if value is not None and not math.isfinite(value)]
 
-    def _held(self, names: list[str]) -> list[Held]:
+    def _held(self, names: list[str]) -> list[HeldTensor]:
         """The tensors of these names, as far as they still exist."""
         buffers = ((StateKind.BUFFER, name, table.get(key)) for name, table, key in self._buffers if name in names)
         carried = ((StateKind.CARRIED, name, self._carried[name]()) for name in names if name in self._carried)
         found = [*buffers, *carried] if names else []
-        return [Held(kind, name, "", tensor) for kind, name, tensor in found if tensor is not None]
+        return [HeldTensor(kind, name, "", tensor) for kind, name, tensor in found if tensor is not None]
 
 
 @dataclass(slots=True)

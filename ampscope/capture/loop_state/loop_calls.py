@@ -29,6 +29,7 @@ from ampscope.capture.torch_support.function_names import reads_values
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 from ampscope.capture.tracing.light_statistics import stored
+from ampscope.capture.tracing.sites import dtype_name
 
 #: Bytes of what calls between two steps have read and the loop has let go of that are kept alive.
 MOST_HELD = 1 << 26
@@ -230,6 +231,7 @@ class Gap:
         self._leaves: set[int] = set()  # a copied model's own weights, which the loop writes without autograd
         self.tape.outside.moved = self._leaves
         self.positions: list[Position] = []
+        self.dtypes: list[str] = []  #: of what each call returned first, of floating-point numbers; empty for others
         self.unknown: set[int] = set()  #: entries that read what they overwrite, of which no copy was kept
         self.names: dict[int, str] = {}  #: of the carried tensors that the calls read, by ``id``
         self.taken_over = 0  #: entries of the step before, which come first
@@ -245,6 +247,7 @@ class Gap:
         self.tape.outside.forget_but(taken.entries)
         self.taken_over = len(taken.entries)
         self.positions += [()] * self.taken_over
+        self.dtypes += [""] * self.taken_over
         for tensor, source in taken.results:
             self.tape.results.add(tensor, source, written=self.tape[source.entry].in_place)
 
@@ -279,6 +282,8 @@ class Gap:
             func, args, kwargs, result, ambient=ambient, place=place, random=None, originals=originals
         )
         self.positions.append(position_here())
+        first = next(tensor_tree.tensors(result), None)
+        self.dtypes.append(dtype_name(first.dtype) if first is not None and first.is_floating_point() else "")
         entry = self.tape.entries[-1]
         self._held.called(self.tape.entries)
         self._note_alias(func, args, result)

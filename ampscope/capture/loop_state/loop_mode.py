@@ -17,7 +17,7 @@ from ampscope.capture.torch_support import dynamo, guard, torch_private
 from ampscope.capture.torch_support.function_names import draws_random_numbers, is_in_place, leaves_all_as_it_is
 from ampscope.capture.torch_support.guard import NOT_RUN, Guard
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.modes import Call, FastPaths, Pause
+from ampscope.capture.torch_support.modes import FastPaths, Pause, PausedCall
 from ampscope.capture.torch_support.sharding import obstacle_to_replay
 
 #: Calls that write zeros (gradients, mostly) or the loss scale: none of them can leave what the loop did not mean.
@@ -107,7 +107,7 @@ class LoopMode(TorchFunctionMode):
         torch_private.remove_function_mode(self)
         return True
 
-    def _came_back(self, call: Call | None) -> None:
+    def _came_back(self, call: PausedCall | None) -> None:
         """Goes back onto the stack after a module's call for which it has left, and has that taken down as one."""
         torch_private.insert_function_mode(self)
         keeper = None if self._pause.on or self._heard_enough or call is None else self._keeper()
@@ -154,6 +154,8 @@ def _is_foreign(func: Any) -> bool:
 
 #: The first steps, in which is learned whether the loop carries anything; learned again around powers of two.
 LEARNED_STEPS = 3
+#: The steps in which a loop that computes what its steps read is listened to: most failures come early.
+MADE_STEPS = 32
 #: Steps after which a loop is no longer listened to between them, where none has read what it carries.
 PATIENCE = 32
 #: As many where something that is not finite is waiting to be read.
@@ -176,34 +178,38 @@ class Following:
         self.learning = True
         self.idle = 0
         self._models = models
-        self._early = True
+        self._early = self._young = True
         self._alert = 0  # steps for which it goes on
         self._obstacle = (-1, "")  # to following, as of that revision of the models
 
     def step_ended(self, number: int, *, bad: bool) -> None:
         """Updates what is followed after a step has ended; ``number`` says how many have."""
         self._alert = ALERT_STEPS if bad else max(self._alert - 1, 0)
-        self._early = number < FIRST_STEPS
+        self._early, self._young = number < FIRST_STEPS, number < MADE_STEPS
         self.learning = number <= LEARNED_STEPS or not number & (number - 1) or not (number - 1) & (number - 2)
 
-    def is_on(self, *, carries: bool, suspects: bool) -> bool:
+    def is_on(self, *, carries: bool, suspects: bool, makes: bool) -> bool:
         """Whether steps, and what the loop does between them, are followed.
 
         Args:
             carries: The loop is known to carry something.
             suspects: Something is there that the loop made inf or NaN, and that no step has read yet.
+            makes: The loop computes what its steps read.
         """
         patience = PATIENCE_WITH_BAD if suspects else PATIENCE
-        return self.learning or self._alert > 0 or ((carries or suspects) and self.idle < patience)
+        wanted = (carries or suspects) and self.idle < patience
+        return self.learning or self._alert > 0 or wanted or (makes and self._young)
 
-    def hears(self, calls: int, *, suspects: bool) -> bool:
+    def hears(self, calls: int, *, suspects: bool, makes: bool) -> bool:
         """Whether a loop that is followed is listened to now, too: a long program is known, and costs much to hear.
 
         Args:
             calls: That the loop made when it was listened to last.
             suspects: As for `is_on`.
+            makes: As for `is_on`.
         """
-        return self._early or self.learning or self._alert > 0 or suspects or calls <= MOST_HEARD
+        wanted = self._early or self.learning or self._alert > 0 or suspects or (makes and self._young)
+        return wanted or calls <= MOST_HEARD
 
     def may_listen(self) -> bool:
         """Whether a mode may be installed: a compiler would put it into the loop's code.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ampscope.capture.loop_state.held_state import Held
+from ampscope.capture.loop_state.held_state import HeldTensor
 from ampscope.capture.loop_state.loop_calls import OVERWRITES, depending
 from ampscope.capture.tape.call_tape import Tape
 from ampscope.capture.tape.tape_entry import Entry
@@ -197,12 +197,12 @@ class Averages:
                 of = f" of {which.pop()}" if len(which) == 1 else ""
                 self._known[id(tensor)] = weakref.ref(tensor), f"average {self._count}{of}"
 
-    def held(self) -> Iterator[Held]:
+    def held(self) -> Iterator[HeldTensor]:
         """Yields the averages that are alive, and have values that can be looked at."""
         for reference, name in list(self._known.values()):
             tensor = reference()
             if tensor is not None and light_statistics.may_turn_bad(tensor) and tensor.untyped_storage().nbytes():
-                yield Held(StateKind.CARRIED, name, "", tensor.detach())
+                yield HeldTensor(StateKind.CARRIED, name, "", tensor.detach())
 
 
 def buffer_name(models: Models, tensor: Tensor) -> str:

@@ -13,9 +13,9 @@ from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events import EndedStep, RunEnd, StepAttempt, StepObserver
 from ampscope.capture.loop_state.held_state import (
-    Held,
-    Seen,
+    HeldTensor,
     StateHistory,
+    StateLooks,
     WrittenState,
     largest,
     optimizer_state,
@@ -41,7 +41,7 @@ _LEAST_EPS = 2.0**-25
 class BadState(NamedTuple):
     """Tensors that outlive a step and were found not to be finite."""
 
-    held: list[tuple[Held, Seen]]
+    held: list[tuple[HeldTensor, StateLooks]]
     optimizer: int  #: number of the optimizer that the steps are counted by
     step: int  #: after which they were looked at
     attempt: StepAttempt | None  #: that attempt, where it is the latest: its gradients are still there
@@ -57,7 +57,7 @@ class StateReport(Protocol):
 class KeptBeside(Protocol):
     """Knows tensors that a loop keeps of the watched models, and are none of theirs."""
 
-    def held(self) -> Iterator[Held]:
+    def held(self) -> Iterator[HeldTensor]:
         """Yields the tensors that are alive."""
 
 
@@ -113,7 +113,7 @@ class StateWatch(StepObserver):
             bad = []
             for key, value, parameters in spoilt:
                 owners = [known[0] for each in parameters if (known := self._models.parameters.get(id(each)))]
-                bad += [Held(StateKind.SETTING, key, owner, torch.tensor(value)) for owner in owners[:1]]
+                bad += [HeldTensor(StateKind.SETTING, key, owner, torch.tensor(value)) for owner in owners[:1]]
             self._tell(bad, attempt.index, attempt.step, None, Looked.BEFORE, self._told_well.get(attempt.index))
 
     def step_ended(self, ended: EndedStep) -> None:
@@ -143,7 +143,7 @@ class StateWatch(StepObserver):
         values = dict(zip(map(str, range(len(held))), largest([each.tensor for each in held]), strict=True))
         self._readback.fetch(dict(values), lambda arrived: self._came(held, arrived, attempt))
 
-    def _came(self, held: list[Held], values: Values, attempt: StepAttempt) -> None:
+    def _came(self, held: list[HeldTensor], values: Values, attempt: StepAttempt) -> None:
         bad = self._bad(held, values.values())
         if bad:
             self.suspected.add(attempt.index)
@@ -151,7 +151,7 @@ class StateWatch(StepObserver):
         else:
             self._finite_at[attempt.index] = attempt.step
 
-    def _bad(self, held: Iterable[Held], values: Iterable[float | None]) -> list[Held]:
+    def _bad(self, held: Iterable[HeldTensor], values: Iterable[float | None]) -> list[HeldTensor]:
         """Returns what is not finite, by its largest magnitude; a carried tensor (a mask?) only if it once was."""
         bad = []
         for each, value in zip(held, values, strict=True):
@@ -163,7 +163,7 @@ class StateWatch(StepObserver):
 
     def _tell(
         self,
-        bad: Iterable[Held],
+        bad: Iterable[HeldTensor],
         optimizer: int,
         step: int,
         attempt: StepAttempt | None,
@@ -179,11 +179,11 @@ class StateWatch(StepObserver):
                 BadState([(each, since) for each, since in seen if since is not None], optimizer, step, attempt)
             )
 
-    def found_before(self, attempt: StepAttempt, bad: Iterable[Held]) -> None:
+    def found_before(self, attempt: StepAttempt, bad: Iterable[HeldTensor]) -> None:
         """State was found not to be finite as its optimizer was about to step."""
         self._tell(bad, attempt.index, attempt.step, None, Looked.BEFORE)
 
-    def foreseen(self, attempt: StepAttempt, bad: Iterable[Held]) -> None:
+    def foreseen(self, attempt: StepAttempt, bad: Iterable[HeldTensor]) -> None:
         """Reports what an optimizer's step on copies has left not finite; the optimizer will not make that step."""
         self._tell(bad, attempt.index, attempt.step, attempt, Looked.FORESEEN)
 
@@ -241,7 +241,7 @@ def described_as_evidence(bad: BadState) -> tuple[BadTensor, ...]:
     return tuple(_as_evidence(held, seen) for held, seen in bad.held[:MOST_NAMED])
 
 
-def _as_evidence(held: Held, seen: Seen) -> BadTensor:
+def _as_evidence(held: HeldTensor, seen: StateLooks) -> BadTensor:
     nan, inf = _counts(local(held.tensor).detach())
     return BadTensor(
         kind=held.kind,

@@ -16,7 +16,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 from ampscope.capture.tracing.selection import Selection
 from ampscope.capture.tracing.sites import Sites, dtype_name, shape_name
-from ampscope.trace.evidence import Evidence
+from ampscope.trace.evidence import Evidence, FindingEvidence
 from ampscope.trace.files.arrow_arrays import ColumnBlock
 from ampscope.trace.redaction import redacted
 from ampscope.trace.schema import (
@@ -226,7 +226,7 @@ class Recorder:
         self._writer.put(Table.AUDITS, [row])
 
     def finding(
-        self, cause: Cause, step: int, where: Place, *, form: MistakeForm | None, evidence: dict[str, Any]
+        self, cause: Cause, step: int, where: Place, *, form: MistakeForm | None, evidence: FindingEvidence
     ) -> None:
         """A usage mistake was seen; the same one at the same line is written once."""
         if (cause, where) in self._written_findings:
@@ -242,7 +242,7 @@ class Recorder:
             where.line,
             where.function,
             where.text,
-            json.dumps(evidence),
+            evidence.as_json(),
         )
         self._writer.put(Table.FINDINGS, [row])
 

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from ampscope.capture.torch_support import dynamo
 from ampscope.capture.torch_support.guard import Suppressed, is_interruption
 from ampscope.capture.torch_support.user_line import NOWHERE, Place
 from ampscope.capture.usage.mistake import Mistake, framework
+from ampscope.trace.evidence import FindingEvidence
 from ampscope.trace.files.layout import ranks
 from ampscope.trace.read.find import from_here
 from ampscope.trace.schema import EventKind, ReplayStatus
@@ -147,9 +149,9 @@ class Terminal:
             self._received = None
             received.look()
 
-    def mistake(self, cause: Cause, step: int, place: Place, evidence: dict[str, Any]) -> None:
+    def mistake(self, cause: Cause, step: int, place: Place, evidence: FindingEvidence) -> None:
         """Tells of a usage mistake, the first of its kind."""
-        waits = cause is Cause.MISUSE_SCHEDULER_ORDER or "optimizer_steps" in evidence
+        waits = cause is Cause.MISUSE_SCHEDULER_ORDER or evidence.optimizer_steps is not None
         if cause in self._mistakes or waits:  # whether that did harm, later steps tell
             return
         self._mistakes.add(cause)
@@ -235,9 +237,7 @@ class MistakeReport:
     def __call__(self, mistake: Mistake) -> None:
         """Writes it down, at the present step unless it has another."""
         step = self._step_of(None) if mistake.step is None else mistake.step
-        where, evidence = mistake.place or NOWHERE, dict(mistake.evidence or {})
-        if steps_with := framework():
-            evidence["framework"] = steps_with
+        where, evidence = mistake.place or NOWHERE, replace(mistake.evidence, framework=framework())
         self._recorder.finding(mistake.cause, step, where, form=mistake.form, evidence=evidence)
         self._terminal.mistake(mistake.cause, step, where, evidence)
 

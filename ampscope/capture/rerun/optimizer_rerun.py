@@ -62,9 +62,9 @@ class OptimizersBefore(StepObserver):
         size = sum(each.numel() for each in (*parameters, *tensor_tree.tensors(state)))
         ours = all(id(p) in self._models.parameters and _is_plain(p) for p in parameters)
         if size <= _SMALL and ours and view.is_plain:
-            copies = {id(p): _copied(p, _cloned) for p in parameters}
+            copies = {id(p): _copied(p, cloned) for p in parameters}
             random = RandomState.take(self._models.devices)
-            attempt.before = OptimizerBefore(view.copied_onto(copies, _cloned), copies, random)
+            attempt.before = OptimizerBefore(view.copied_onto(copies, cloned), copies, random)
 
 
 class StepAgain:
@@ -110,7 +110,7 @@ class StepAgain:
         before: OptimizerBefore | None = attempt.before
         if before is not None:
             parameters = {n: before.copies[id(p)] for n, p in models.parameters.values() if id(p) in before.copies}
-            return StepAgain(before.again, parameters, _cloned, before.random)
+            return StepAgain(before.again, parameters, cloned, before.random)
         named = [(n, p) for n, p in models.parameters.values() if n in names and _can_step(p)]
         wanted = {name: cast(nn.Parameter, parameter) for name, parameter in named[:_MOST]}
         plain = wanted and OptimizerView(attempt.optimizer).is_plain
@@ -122,13 +122,25 @@ class StepAgain:
     def before_it(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> StepAgain | None:
         """The step that an optimizer is about to make, of all that it steps; None where it cannot be copied."""
         plain = bool(parameters) and all(map(_can_step, parameters.values())) and OptimizerView(optimizer).is_plain
-        return StepAgain(optimizer, parameters, _cloned, None) if plain else None
+        return StepAgain(optimizer, parameters, cloned, None) if plain else None
 
-    def copied(self, dtype: torch.dtype | None = None) -> Copied:
-        """Copies to step on.
+    def made(
+        self,
+        models: Models,
+        *,
+        dtype: torch.dtype | None = None,
+        state: Callable[[Tensor], Tensor] | None = None,
+        adjust: Callable[[Copied], object] = lambda _: None,
+        observed: AbstractContextManager[object] | None = None,
+    ) -> Copied | None:
+        """Makes the step on new copies; None where that raises. Nothing of the training is different afterwards.
 
         Args:
+            models: The watched models.
             dtype: Of all that is in half precision; None for its own.
+            state: Makes a copy of a tensor of the optimizer's state, if otherwise than of a weight.
+            adjust: Changes the copies before the step.
+            observed: Is active while it steps.
         """
 
         def prepared(tensor: Tensor) -> Tensor:
@@ -137,18 +149,19 @@ class StepAgain:
 
         copies = {name: _copied(parameter, prepared) for name, parameter in self.parameters.items()}
         by_id = {id(parameter): copies[name] for name, parameter in self.parameters.items()}
-        copied = Copied(OptimizerView(self.source).copied_onto(by_id, prepared), copies)
+        copied = Copied(OptimizerView(self.source).copied_onto(by_id, state or prepared), copies)
         _take_scale_out(copied)
-        return copied
+        adjust(copied)
+        return copied if self.again(copied, models, observed) else None
 
-    def play(self, copied: Copied, models: Models, observed: AbstractContextManager[object] = nullcontext()) -> bool:  # noqa: B008  # it holds nothing
-        """Steps, while ``observed``; returns whether that could be done. The generators are as before afterwards."""
+    def again(self, copied: Copied, models: Models, observed: AbstractContextManager[object] | None = None) -> bool:
+        """Steps on copies, while ``observed``; returns whether that could be. The generators are as before after it."""
         step = type(copied.optimizer).step
         devices = self._random.devices if self._random is not None else models.devices
         with random_state_kept(devices):
             if self._random is not None:
                 self._random.put_back()
-            with Suppressed() as suppressed, observed:
+            with Suppressed() as suppressed, observed or nullcontext():
                 getattr(step, "__wrapped__", step)(copied.optimizer)
         return suppressed.error is None
 
@@ -159,6 +172,10 @@ class Copied(NamedTuple):
     optimizer: Any
     parameters: Mapping[str, nn.Parameter]
 
+    def adjust(self, name: str, change: Callable[[float], float]) -> None:
+        """Changes an option of the optimizer; see `OptimizerView.adjust`."""
+        OptimizerView(self.optimizer).adjust(name, change)
+
     @property
     def finite(self) -> bool:
         """Whether weights and state are."""
@@ -166,24 +183,18 @@ class Copied(NamedTuple):
         return all(finite(each.detach()) for each in written if measurable(each))
 
 
-def rerun(again: StepAgain, models: Models, tracer: Tracer) -> bool:
-    """Steps once more under ``tracer``.
+def traced(again: StepAgain, models: Models, tracer: Tracer) -> bool:
+    """Steps once more under ``tracer``, which gets what comes out non-finite as sinks; returns whether anything did."""
 
-    Args:
-        again: The step.
-        models: The watched models.
-        tracer: Gets what comes out non-finite as sinks.
+    def named(copied: Copied) -> None:
+        for name, copy in copied.parameters.items():
+            _name(tracer, name, copy, copied.optimizer.state[copy])
+        tracer.points.phase = Phase.OPTIMIZER
 
-    Returns:
-        Whether anything came out non-finite. Nothing of the training is different afterwards.
-    """
-    copied = again.copied()
-    state = copied.optimizer.state
-    for name, copy in copied.parameters.items():
-        _name(tracer, name, copy, state[copy])
-    tracer.points.phase = Phase.OPTIMIZER
-    if not again.play(copied, models, tracer.active()):
+    copied = again.made(models, adjust=named, observed=tracer.active())
+    if copied is None:
         return False
+    state = copied.optimizer.state
     return sum(_mark(tracer, name, copy, state[copy]) for name, copy in copied.parameters.items()) > 0
 
 
@@ -210,7 +221,8 @@ def _copied(parameter: Tensor, prepared: Callable[[Tensor], Tensor]) -> nn.Param
     return copy
 
 
-def _cloned(tensor: Tensor) -> Tensor:
+def cloned(tensor: Tensor) -> Tensor:
+    """A copy of a tensor of the step, as it is."""
     return tensor.detach().clone()
 
 

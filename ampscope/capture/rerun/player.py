@@ -108,7 +108,7 @@ class Player:
         tracer: Observes every op; its sinks are set at the end.
         change: What is done otherwise than in the real step.
         asked_for: Parameters whose gradients are marked in the trace, whatever they are.
-        is_brief: See `step_replay.retry`.
+        is_brief: See `Rerun`.
 
     Attributes:
         substitutes: Of what the calls could change.

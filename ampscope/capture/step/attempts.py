@@ -15,14 +15,14 @@ from ampscope.capture.events import BareStep, EndedStep, ScalerCall, ScaleState,
 from ampscope.capture.heal.cured_step import Handed
 from ampscope.capture.heal.healer import Healer
 from ampscope.capture.loop_state.between_steps import CarriedState
-from ampscope.capture.loop_state.held_state import Held, WrittenState, largest_within
+from ampscope.capture.loop_state.held_state import HeldTensor, WrittenState, largest_within
 from ampscope.capture.loop_state.optimizer_numbers import OptimizerNumbers
 from ampscope.capture.step import gradients, verdict
-from ampscope.capture.step.cycle import Moment, State, StepCycle
+from ampscope.capture.step.cycle import Moment, StepCycle
 from ampscope.capture.step.incidents import Incidents
 from ampscope.capture.step.observers import Observers
 from ampscope.capture.step.own_work import OwnWork
-from ampscope.capture.step.verdict import DeviceDecisions, Verdict
+from ampscope.capture.step.verdict import DeviceDecisions, StepVerdict
 from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
@@ -236,7 +236,7 @@ class Attempts:
         self._written.turned_bad()
         self.found(attempt, verdict.of_skip(attempt, self.models))
 
-    def found(self, attempt: StepAttempt, bad: Verdict | None, recording: TapedStep | None = None) -> None:
+    def found(self, attempt: StepAttempt, bad: StepVerdict | None, recording: TapedStep | None = None) -> None:
         """Makes an incident of what is ``bad``, unless the attempt has one."""
         if bad is not None and not attempt.bad:
             self._carried.suffered()
@@ -246,10 +246,9 @@ class Attempts:
         """Returns all that it takes to run the present step again."""
         return self._carried.completed(self.tape.recording())
 
-    def _judge(self, attempt: StepAttempt, bad: Verdict, recording: TapedStep | None) -> None:
-        with self.cycle.inside(State.JUDGING):
-            self._incidents.judge(attempt, bad, recording)
-            self._carried.judged(attempt)
+    def _judge(self, attempt: StepAttempt, bad: StepVerdict, recording: TapedStep | None) -> None:
+        self._incidents.judge(attempt, bad, recording)
+        self._carried.judged(attempt)
 
     def healed(self, attempt: StepAttempt) -> bool:
         """Has a step that went bad healed, if it can be; returns whether its optimizer is to step after all."""
@@ -262,8 +261,7 @@ class Attempts:
                 edits.write()
             recording = self.recording()
             recording = (recording.with_edits(self.models) or recording)._replace(scale=attempt.scale)
-            with self.cycle.inside(State.JUDGING):
-                handed = self._healer.hand_over(attempt, recording, follows_read=follows_read)
+            handed = self._healer.hand_over(attempt, recording, follows_read=follows_read)
             attempt.left_out = handed is Handed.LEFT_OUT
             if handed is Handed.REPLACED:
                 attempt.norm = gradients.total_norm(attempt.optimizer)
@@ -292,7 +290,7 @@ class Attempts:
 
 
 def _of_what_gradients_hide(
-    attempt: StepAttempt, poisoned: Callable[[], list[Held]], note_carried: Callable[[], None]
-) -> Verdict | None:
+    attempt: StepAttempt, poisoned: Callable[[], list[HeldTensor]], note_carried: Callable[[], None]
+) -> StepVerdict | None:
     note_carried()
     return verdict.of_what_gradients_hide(attempt, poisoned())

@@ -219,7 +219,7 @@ def _is_dense(gradient: Tensor) -> bool:
     return gradient.layout is torch.strided and has_arrived(gradient)
 
 
-class Magnitudes(NamedTuple):
+class GradientMagnitudes(NamedTuple):
     """The figures that are recorded of each gradient, as device scalars."""
 
     sizes: dict[str, int]  #: elements of each, by name of the parameter
@@ -244,9 +244,9 @@ class Magnitudes(NamedTuple):
         return found
 
 
-def magnitudes(optimizer: Optimizer, models: Models) -> Magnitudes:
+def magnitudes(optimizer: Optimizer, models: Models) -> GradientMagnitudes:
     """Measures what is recorded of each unscaled gradient; no wait."""
-    found = Magnitudes({}, {})
+    found = GradientMagnitudes({}, {})
     for name, gradient in owned(optimizer, models):
         if _is_dense(gradient) and gradient.numel():
             found.sizes[name] = gradient.numel()

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ampscope.capture.budgets import ReplayBudget, TraceBudget
+from ampscope.capture.budgets import TraceBudget
+from ampscope.capture.changes.replay_change import ReplayChange
 from ampscope.capture.changes.replay_results import ReplayResult, Symptom
 from ampscope.capture.cures.cure_search import CureSearch
 from ampscope.capture.cures.optimizer_cures import OptimizerAgain
@@ -18,16 +19,14 @@ from ampscope.capture.isolation.own_attributes import own_attributes
 from ampscope.capture.loop_state.state_watch import MOST_NAMED, STATE_TRIGGERS, BadState, described_as_evidence
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.record.terminal import Terminal
-from ampscope.capture.rerun import player, step_replay
+from ampscope.capture.rerun.engine import LookDepth, Ran, Rerun, RerunEngine
 from ampscope.capture.step.live_trace import Collapsed, LiveTrace
-from ampscope.capture.step.verdict import Verdict
+from ampscope.capture.step.verdict import StepVerdict
 from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.guard import Guard
-from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.readback import Readback
 from ampscope.capture.tracing.operand_keeper import OperandKeeper
 from ampscope.capture.tracing.traced_rows import TracedRows
-from ampscope.capture.tracing.tracer import Tracer
 from ampscope.provenance import absorbed, reaches_loss
 from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import Change, EventKind, ReplayStatus, Source, Trial, Trigger, source_of
@@ -49,11 +48,11 @@ class Incidents:
     """Replays steps that went wrong, tries what cures them, and reports them.
 
     Args:
-        models: The watched models.
+        engine: Runs steps again.
         recorder: Where rows go.
         readback: Brings values of the incident's row.
         live: The trace of the step in progress.
-        budgets: Which steps are traced, which incidents replayed.
+        trace_budget: Decides which steps are traced.
         guard_for: Makes the guard of a part.
         terminal: Where the user is told.
         healer: Decides what is done about it; None where nothing is.
@@ -61,31 +60,31 @@ class Incidents:
 
     def __init__(
         self,
-        models: Models,
+        engine: RerunEngine,
         recorder: Recorder,
         readback: Readback,
         live: LiveTrace,
-        budgets: tuple[TraceBudget, ReplayBudget],
+        trace_budget: TraceBudget,
         guard_for: Callable[[str], Guard],
         terminal: Terminal,
         healer: Healer | None = None,
     ) -> None:
-        self._models = models
+        self._models = engine.models
         self._recorder = recorder
         self._readback = readback
         self._live = live
-        self._trace_budget, self._replay_budget = budgets
+        self._trace_budget, self._replay_budget = trace_budget, engine.budget
         self._guard, self._trial_guard = guard_for("the replay"), guard_for("the trial of cures")
+        self._engine, trials = engine.under(self._guard), engine.under(self._trial_guard)
         self._terminal = terminal
         self._healer = healer
         self.latest: tuple[int, int] | None = None  #: step and optimizer of the newest
         self._bad_in_a_row = 0
         self._has_said = False
-        guards = self._guard, self._trial_guard
-        self._optimizer_again = OptimizerAgain(models, recorder, budgets[1], guards)
-        self._cure_search = CureSearch(models, recorder.sites, budgets[1], self._trial_guard)
+        self._optimizer_again = OptimizerAgain(self._engine, trials, recorder)
+        self._cure_search = CureSearch(trials)
 
-    def judge(self, attempt: StepAttempt, bad: Verdict, recording: TapedStep | None) -> None:
+    def judge(self, attempt: StepAttempt, bad: StepVerdict, recording: TapedStep | None) -> None:
         """Replays the step of ``attempt``, if that can be afforded, and reports it.
 
         Args:
@@ -106,7 +105,12 @@ class Incidents:
             with self._guard, memory.collector_resting(), own_attributes():
                 outcome, rows, recording = self._replay(attempt, symptom, recording)
                 evidence = outcome.added_to(evidence)
-                evidence = replace(evidence, compiled=self._models.compiled, called_from=recording.called_from())
+                evidence = replace(
+                    evidence,
+                    compiled=self._models.compiled,
+                    called_from=recording.called_from(),
+                    made_before=dict(recording.made_before),
+                )
                 if is_of_state and (rows is None or not _matters(rows)):
                     return
                 if rows is not None:
@@ -132,37 +136,42 @@ class Incidents:
 
         A step whose backward comes out finite is run once more with what the loop did to the gradients afterwards.
         """
-        outcome, tracer = self._run_again(recording, symptom)
+        label = attempt.step, source_of(Source.REPLAY, attempt.index)
+        ran, outcome, keeper = self._run_again(recording, symptom, label)
         unexplained = symptom.gradients and outcome.finite and outcome.status is not ReplayStatus.RECEIVED
         edited = recording.with_edits(self._models) if unexplained else None
         if edited is not None:
             as_given = outcome
-            tracer.release()
-            outcome, tracer = self._run_again(edited, symptom)
+            ran, outcome, keeper = self._run_again(edited, symptom, label)
             if edited.recalled and outcome.status is not ReplayStatus.EXACT:  # in this step it did something else
-                tracer.release()
                 as_given.reason = UNHEARD
                 return as_given, None, recording
             recording = edited
-        outcome.bad_rows = tracer.bad_rows
-        rows = None
-        if outcome.status is not ReplayStatus.UNAVAILABLE and not outcome.failed_elsewhere:
-            attempt.traced = source_of(Source.REPLAY, attempt.index)
-            rows = TracedRows(*tracer.rows(attempt.step, attempt.traced), self._recorder.sites)
-            self._recorder.trace(rows.ops, rows.edges, attempt.step, attempt.traced)
-            if isinstance(tracer.keeper, OperandKeeper):
-                self._recorder.operands.write(tracer.keeper, rows, optimizer=attempt.index)
-        tracer.release()
-        return outcome, rows, recording
+        if outcome.status is ReplayStatus.UNAVAILABLE or outcome.failed_elsewhere:
+            return outcome, None, recording
+        _, attempt.traced = label
+        self._recorder.trace(ran.rows.ops, ran.rows.edges, *label)
+        if keeper is not None:
+            self._recorder.operands.write(keeper, ran.rows, optimizer=attempt.index)
+        return outcome, ran.rows, recording
 
-    def _run_again(self, recording: TapedStep, symptom: Symptom) -> tuple[ReplayResult, Tracer]:
-        stops = (player.call_user.__code__,)
-        tracer = Tracer(self._recorder.sites, self._models.names, full=True, guard=self._guard, stops=stops)
-        tracer.keeper = self._recorder.operands.keeper()
-        after_good_step = not self._bad_in_a_row
-        outcome = step_replay.run(recording, self._models, tracer, symptom, after_good_step=after_good_step)
-        self._replay_budget.spent(outcome.seconds)
-        return outcome, tracer
+    def _run_again(
+        self, recording: TapedStep, symptom: Symptom, label: tuple[int, str]
+    ) -> tuple[Ran, ReplayResult, OperandKeeper | None]:
+        keeper = self._recorder.operands.keeper()
+        ran = self._engine.run(
+            Rerun(
+                recording,
+                ReplayChange(),
+                LookDepth.FULL,
+                real=symptom,
+                after_good_step=not self._bad_in_a_row,
+                keeper=lambda _: keeper,
+                label=label,
+            )
+        )
+        assert ran.replay is not None
+        return ran, ran.replay, keeper
 
     def _try_cures(self, attempt: StepAttempt, recording: TapedStep, rows: TracedRows, replay: ReplayResult) -> None:
         if self._trial_guard.broken:
@@ -268,8 +277,9 @@ class Incidents:
         """Reports casts, by sequence number, that made few values of many; the step itself went well."""
         outcome = ReplayResult(ReplayStatus.UNAVAILABLE, SEEN_LIVE)
         counts = {seq: (each.values.before, each.values.after) for seq, each in casts.items()}
+        changed = {seq: (each.values.changed, each.values.of) for seq, each in casts.items() if each.values.changed}
         before = {seq: each.before.told(each.since) for seq, each in casts.items() if each.before is not None}
-        evidence = Evidence(distinct=counts, cast_before=before)
+        evidence = Evidence(distinct=counts, changed=changed, cast_before=before)
         trigger, step = Trigger.INFORMATION_LOST, attempt.step
         self._recorder.incident(
             trigger, step=step, optimizer=attempt.index, loss=None, scale=None, outcome=outcome, evidence=evidence

@@ -257,12 +257,12 @@ class LiveTrace(StepObserver):
             return {}
         counts, came_cast = tracer.outputs.distinct.read(), tracer.outputs.came_cast
         found = {}
-        for seq in provenance.collapsed(graph, counts):
+        for seq, values in provenance.collapsed(graph, counts).items():
             cast, since = came_cast.get(seq), step
             if cast is not None:
                 first = self._half_since.get((graph.site(seq).name, torch_dtype(cast.dtype)), self.number)
                 since -= self.number - first
-            found[seq] = Collapsed(counts[seq], cast, since)
+            found[seq] = Collapsed(values, cast, since)
         self.casts.forget()
         self._collapse_told = bool(found)
         return found

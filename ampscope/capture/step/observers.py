@@ -28,6 +28,7 @@ ORDER: dict[str, str] = {
     "attempt_began": "written carried second",
     "bare_step": "usage",
     "optimizer_steps": "hidden second still ahead heal audit updates state rows spikes before trace alive",
+    "weights_cast": "usage",
     "foreign_step": "alive",
     "region_switched_off": "effect",
     "step_ended": "trace audit rows usage state ahead carried failed heal alive effect",

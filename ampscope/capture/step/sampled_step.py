@@ -20,11 +20,11 @@ from ampscope.capture.step import gradients
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.sharding import local
 from ampscope.capture.tracing import light_statistics
-from ampscope.capture.tracing.headroom import Ahead, Ranges
+from ampscope.capture.tracing.headroom import NearOverflow, SampledRanges
 from ampscope.capture.tracing.light_statistics import stored
 from ampscope.capture.tracing.sampled_shapes import Shapes
 from ampscope.capture.tracing.selection import Rotation
-from ampscope.capture.tracing.traced_rows import Layout
+from ampscope.capture.tracing.traced_rows import TraceLayout
 from ampscope.capture.tracing.tracer import Tracer
 from ampscope.provenance import Graph, is_finite, large_values
 from ampscope.provenance.large_values import scaled
@@ -36,7 +36,7 @@ from ampscope.trace.vocabulary import NEAR_OVERFLOW, OVERFLOW_AHEAD
 class _Alarm(NamedTuple):
     """A place that is told."""
 
-    ahead: Ahead
+    ahead: NearOverflow
     site: SiteRow
 
 
@@ -54,7 +54,11 @@ class RangeAlarms:
         self._asked: set[tuple[int, bool]] = set()  # places that were looked into, and whether for growing
 
     def look(
-        self, ranges: Ranges, step: int, graph: Callable[[], Graph], scale: Callable[[], float | None] = lambda: None
+        self,
+        ranges: SampledRanges,
+        step: int,
+        graph: Callable[[], Graph],
+        scale: Callable[[], float | None] = lambda: None,
     ) -> None:
         """A step was sampled.
 
@@ -81,7 +85,7 @@ class RangeAlarms:
                 self._terminal.ahead(key, step, text + others)
 
 
-def _alarm(ahead: Ahead, ranges: Ranges, ops: Graph, scales: frozenset[int]) -> _Alarm | None:
+def _alarm(ahead: NearOverflow, ranges: SampledRanges, ops: Graph, scales: frozenset[int]) -> _Alarm | None:
     """An alarm, unless an overflow there would do no harm, its size is meant, or it is that of the loss scale."""
     here = [seq for seq, rows in ops.outputs.items() if ranges.is_of(rows[0].site, ahead.place)]
     if not here:
@@ -130,11 +134,11 @@ class SampledSteps:
         self._figures = recorder.figures
         self._selection = recorder.selection
         self._rotation = Rotation(recorder.selection)
-        self._ranges = Ranges(recorder.sites)
+        self._ranges = SampledRanges(recorder.sites)
         self._row = recorder.sites.row
         self._alarms = RangeAlarms(recorder, terminal)
         self._looked: dict[str, int] = {}  # by source, the step whose ranges were looked at last
-        self._layout: Layout | None = None  # of the traced step before
+        self._layout: TraceLayout | None = None  # of the traced step before
         self.steps_left = math.inf
         self._chosen: frozenset[str] = frozenset()  # parameters, in the step in progress
         self._noted: set[int] = set()  # of that step, the sequence numbers of what is no op

@@ -13,7 +13,6 @@ from ampscope.capture.budgets import TraceBudget
 from ampscope.capture.events import EndedStep, ScalerCall, ScalerMethod, StepAttempt, StepObserver
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.step import gradients
-from ampscope.capture.step.cycle import State, StepCycle
 from ampscope.capture.step.incidents import Incidents
 from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.own_work import OwnWork
@@ -158,7 +157,6 @@ class TraceEnding(StepObserver):
         incidents: Takes an overflow that only the trace shows, and replays compiled steps.
         tape: What such a replay needs.
         budget: Which steps are traced.
-        cycle: Where the step is.
         guard: Catches faults of the tracer.
     """
 
@@ -169,7 +167,6 @@ class TraceEnding(StepObserver):
         incidents: Incidents,
         tape: StepTape,
         budget: TraceBudget,
-        cycle: StepCycle,
         guard: Guard,
     ) -> None:
         self.guard = guard
@@ -178,7 +175,6 @@ class TraceEnding(StepObserver):
         self._incidents = incidents
         self._tape = tape
         self._budget = budget
-        self._cycle = cycle
 
         self._replayed = False  # the step in progress
 
@@ -208,5 +204,4 @@ class TraceEnding(StepObserver):
     def _trace_by_replay(self, attempt: StepAttempt, number: int) -> None:
         if not self._replayed and self._budget.keeps_replay(number):
             self._replayed = True
-            with self._cycle.inside(State.JUDGING):
-                self._incidents.trace_by_replay(attempt, self._tape.recording())
+            self._incidents.trace_by_replay(attempt, self._tape.recording())

@@ -20,6 +20,7 @@ from ampscope.capture.events import (
     StepObserver,
     StepStart,
     Through,
+    WeightsCast,
 )
 from ampscope.capture.hooks import scaler_calls
 from ampscope.capture.loop_state.loop_mode import LoopMode
@@ -129,6 +130,11 @@ class StepWatch:
                 self._cycle.on(Moment.IS_EMPTY)
             else:
                 self._tape.listen()
+
+    def cast(self, cast: WeightsCast) -> None:
+        """The parameters of a watched module have got another dtype."""
+        at = cast._replace(step=self.optimizers.step_of(None))
+        self._observers.tell(StepObserver.weights_cast, at)
 
     def _begin(self) -> None:
         """The first watched forward of a step; called within AMPscope's own work."""
@@ -316,8 +322,9 @@ class StepWatch:
             self._observers.tell(StepObserver.scheduler_stepped, scheduler)
 
     def region_switched_off(self, device: str) -> None:
-        """Torch has switched off an autocast region that the loop made."""
-        self._observers.tell(StepObserver.region_switched_off, device)
+        """Torch has switched off an autocast region that the loop made; a replay makes it again."""
+        if self._cycle.state is not State.JUDGING:
+            self._observers.tell(StepObserver.region_switched_off, device)
 
     @property
     def in_progress(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ampscope.capture.changes.replay_results import Symptom
 from ampscope.capture.events import OpenStep, StepAttempt
-from ampscope.capture.loop_state.held_state import Held
+from ampscope.capture.loop_state.held_state import HeldTensor
 from ampscope.capture.step import gradients
 from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support.failed_call import FailedCall
@@ -22,7 +22,7 @@ from ampscope.trace.evidence import Evidence
 from ampscope.trace.schema import Phase, StateKind, Trigger
 
 
-class Verdict(NamedTuple):
+class StepVerdict(NamedTuple):
     """A step that went bad: what made it an incident, and what a replay has to show again."""
 
     trigger: Trigger
@@ -30,17 +30,17 @@ class Verdict(NamedTuple):
     evidence: Evidence = Evidence()
 
 
-def of_skip(attempt: StepAttempt, models: Models) -> Verdict:
+def of_skip(attempt: StepAttempt, models: Models) -> StepVerdict:
     """Judges a step that the scaler has skipped: some gradients were not finite, perhaps because the loss was not."""
     symptom = Symptom(
         frozenset(gradients.non_finite(attempt.optimizer, models)),
         attempt.opened.loss_known_bad,
         gradients.names(attempt.optimizer, models),
     )
-    return Verdict(Trigger.NONFINITE_LOSS if symptom.loss else Trigger.NONFINITE_GRADIENT, symptom)
+    return StepVerdict(Trigger.NONFINITE_LOSS if symptom.loss else Trigger.NONFINITE_GRADIENT, symptom)
 
 
-def of_unscaled_step(attempt: StepAttempt, models: Models) -> Verdict | None:
+def of_unscaled_step(attempt: StepAttempt, models: Models) -> StepVerdict | None:
     """Judges a step without a scaler by the total norm of its gradients; waits for the device."""
     if attempt.norm is None or math.isfinite(attempt.opened.number(attempt.norm)):
         return None
@@ -48,26 +48,26 @@ def of_unscaled_step(attempt: StepAttempt, models: Models) -> Verdict | None:
     if not bad:
         return None
     symptom = Symptom(frozenset(bad), judged=gradients.names(attempt.optimizer, models))
-    return Verdict(Trigger.NONFINITE_GRADIENT, symptom)
+    return StepVerdict(Trigger.NONFINITE_GRADIENT, symptom)
 
 
-def of_edits(attempt: StepAttempt, models: Models) -> Verdict | None:
+def of_edits(attempt: StepAttempt, models: Models) -> StepVerdict | None:
     """Judges gradients that the loop changed after the scaler found them finite, as far as the host knows by now."""
     norm = attempt.opened.known_number(attempt.opened.edited.get(id(attempt.optimizer)))
     bad = gradients.non_finite(attempt.optimizer, models) if norm is not None and not math.isfinite(norm) else ()
     symptom = Symptom(frozenset(bad), judged=gradients.names(attempt.optimizer, models)) if bad else None
-    return Verdict(Trigger.NONFINITE_GRADIENT, symptom) if symptom is not None else None
+    return StepVerdict(Trigger.NONFINITE_GRADIENT, symptom) if symptom is not None else None
 
 
-def of_device_skip(norms: Mapping[str, Tensor]) -> Verdict:
+def of_device_skip(norms: Mapping[str, Tensor]) -> StepVerdict:
     """Judges a step that a fused optimizer skipped on the device, by its gradients' ``norms``: no more is left."""
     bad = frozenset(name for name, norm in norms.items() if not bool(norm.isfinite()))
-    return Verdict(Trigger.NONFINITE_GRADIENT, Symptom(bad, judged=frozenset(norms)))
+    return StepVerdict(Trigger.NONFINITE_GRADIENT, Symptom(bad, judged=frozenset(norms)))
 
 
 def of_what_gradients_hide(
-    attempt: StepAttempt, poisoned: list[Held], of_carried: Trigger | None = None
-) -> Verdict | None:
+    attempt: StepAttempt, poisoned: list[HeldTensor], of_carried: Trigger | None = None
+) -> StepVerdict | None:
     """Judges the loss of a step and the state that it wrote, as far as the host knows without waiting.
 
     Args:
@@ -79,27 +79,27 @@ def of_what_gradients_hide(
     if of_loss is not None:
         return of_loss
     if not poisoned:
-        return Verdict(of_carried, Symptom()) if of_carried is not None else None
+        return StepVerdict(of_carried, Symptom()) if of_carried is not None else None
     buffers = frozenset(held.name for held in poisoned if held.kind is StateKind.BUFFER)
-    return Verdict(Trigger.NONFINITE_BUFFER if buffers else Trigger.NONFINITE_STATE, Symptom(buffers=buffers))
+    return StepVerdict(Trigger.NONFINITE_BUFFER if buffers else Trigger.NONFINITE_STATE, Symptom(buffers=buffers))
 
 
-def of_updates() -> Verdict:
+def of_updates() -> StepVerdict:
     """Returns the verdict on updates that the loop itself is about to make: not finite, though the gradients are."""
-    return Verdict(Trigger.NONFINITE_WEIGHT, Symptom())
+    return StepVerdict(Trigger.NONFINITE_WEIGHT, Symptom())
 
 
-def of_error(call: FailedCall) -> Verdict:
+def of_error(call: FailedCall) -> StepVerdict:
     """Returns the verdict on an error that ended the run, and speaks of values that are not finite and are there."""
-    return Verdict(Trigger.EXCEPTION, Symptom(loss=True), Evidence(exception=replace(call, phase=Phase.FORWARD)))
+    return StepVerdict(Trigger.EXCEPTION, Symptom(loss=True), Evidence(exception=replace(call, phase=Phase.FORWARD)))
 
 
-def of_loss_alone(opened: OpenStep) -> Verdict | None:
+def of_loss_alone(opened: OpenStep) -> StepVerdict | None:
     """Judges the loss of a step, as far as the host knows it without waiting."""
-    return Verdict(Trigger.NONFINITE_LOSS, Symptom(loss=True)) if opened.loss_known_bad else None
+    return StepVerdict(Trigger.NONFINITE_LOSS, Symptom(loss=True)) if opened.loss_known_bad else None
 
 
-Judge = Callable[[StepAttempt, Verdict, TapedStep], None]
+Judge = Callable[[StepAttempt, StepVerdict, TapedStep], None]
 
 
 class _Undecided(NamedTuple):
@@ -108,7 +108,7 @@ class _Undecided(NamedTuple):
     attempt: StepAttempt
     decision: Parcel
     recording: TapedStep
-    hidden: Callable[[], Verdict | None]  #: what its gradients hide, when the decision is here
+    hidden: Callable[[], StepVerdict | None]  #: what its gradients hide, when the decision is here
 
 
 class DeviceDecisions:
@@ -140,7 +140,7 @@ class DeviceDecisions:
         attempt.norm = norm
         attempt.norms = gradients.norms_by_name(attempt.optimizer, self._models)
 
-    def postpone(self, attempt: StepAttempt, recording: TapedStep, hidden: Callable[[], Verdict | None]) -> None:
+    def postpone(self, attempt: StepAttempt, recording: TapedStep, hidden: Callable[[], StepVerdict | None]) -> None:
         """The optimizer has stepped or skipped; `decide` will tell.
 
         Args:

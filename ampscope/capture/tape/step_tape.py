@@ -121,7 +121,8 @@ class StepTape(StepObserver):
         mode = self.mode
         if mode.inserted and call.method is ScalerMethod.SCALE:
             is_plain = type(call.scaler) is torch.amp.GradScaler and type(call.argument) is Tensor
-            if not is_plain or not mode.recording or mode.forms.of_step:
+            is_otherwise = mode.otherwise is not None and mode.otherwise.of_step
+            if not is_plain or not mode.recording or is_otherwise:
                 return False
             try:  # as ``with self.guard``, in fewer calls
                 call.ambient = call_state.ambient_now(call_state.device_types())
@@ -425,7 +426,7 @@ class StepTape(StepObserver):
             after_unjudged=evaluation.after_unjudged,
             collectives=evaluation.collectives_run(),
             given=self.functional.sources(),
-            in_force=tuple(form for form in self.mode.forms.of_step if not form.in_checkpoint),
+            in_force=self.mode.otherwise.to_repeat if self.mode.otherwise is not None else (),
             edits_weights=partial(self._edits.seen, wait=True),
             recalled=self._recalled,
         )

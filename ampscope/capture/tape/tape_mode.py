@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ampscope.capture.changes.replaced_calls import LossForms
-from ampscope.capture.events import CallWatcher, ErrorListener, FunctionListener, ScalerCall, ScalerMethod
+from ampscope.capture.events import CallWatcher, ErrorListener, FunctionListener, OtherCalls, ScalerCall, ScalerMethod
 from ampscope.capture.tape.after_backward import Routine
 from ampscope.capture.tape.call_tape import Tape
 from ampscope.capture.tape.unscaled_edits import EditLog
@@ -22,7 +21,7 @@ from ampscope.capture.torch_support.call_state import Ambient, RandomState
 from ampscope.capture.torch_support.function_names import UNNAMED, FunctionFacts, dtypes_asked, facts_of, known_facts
 from ampscope.capture.torch_support.guard import NOT_RUN, Guard, Suppressed
 from ampscope.capture.torch_support.models import Models
-from ampscope.capture.torch_support.modes import Call, FastPaths, Pause
+from ampscope.capture.torch_support.modes import FastPaths, Pause, PausedCall
 from ampscope.capture.torch_support.user_line import NOWHERE, place_of
 
 _NO_ORIGINALS: dict[int, Tensor] = {}
@@ -58,7 +57,7 @@ class TapeMode(TorchFunctionMode):
         recording: Whether calls go onto the tape; if not, they are only watched.
         watcher: Looks at the calls, while it is there.
         after_backward: A backward of the step has run.
-        forms: What the calls give where they have another form.
+        otherwise: Makes calls otherwise than they are written, where anything does.
         edits: What the loop does after its gradients were unscaled, for as long as nothing else comes.
     """
 
@@ -88,7 +87,7 @@ class TapeMode(TorchFunctionMode):
         self._fast_paths = FastPaths(self._leave, self._come_back)
         self.recording = True
         self.after_backward = False
-        self.forms = LossForms()
+        self.otherwise: OtherCalls | None = None
         self.edits: EditLog | None = None
 
     def on_error(self, listener: ErrorListener) -> None:
@@ -114,12 +113,13 @@ class TapeMode(TorchFunctionMode):
     def step_began(self) -> None:
         """Forgets the step before: nothing of the new one has run."""
         self.after_backward = False
-        self.forms.step_began()
+        if self.otherwise is not None:
+            self.otherwise.step_began()
 
     def complete(self) -> None:
         """Puts nothing more onto the tape."""
-        if self.recording and self.forms.of_step:
-            self.forms.release()
+        if self.recording and self.otherwise is not None and self.otherwise.of_step:
+            self.otherwise.release()
         self.recording = False
         if self.edits is not None:
             self.edits.is_open = False
@@ -173,7 +173,7 @@ class TapeMode(TorchFunctionMode):
         torch_private.remove_function_mode(self)
         return True
 
-    def _come_back(self, call: Call | None) -> None:
+    def _come_back(self, call: PausedCall | None) -> None:
         """Goes back onto the stack after the call of a module for which it has left, and tapes that as one call."""
         torch_private.insert_function_mode(self)
         if call is None or not self.recording or self._pause.on or self._guard.broken:
@@ -212,7 +212,10 @@ class TapeMode(TorchFunctionMode):
                 if not self.recording:
                     return func(*args, **kwargs) if self.edits is None else self._edit(self.edits, func, args, kwargs)
                 before = self._before(facts, func, args, kwargs)
-                result = self.forms.call(func, args, kwargs) if self.forms.of_step else func(*args, **kwargs)
+                if self.otherwise is not None and self.otherwise.of_step:
+                    result = self.otherwise.call(func, args, kwargs)
+                else:
+                    result = func(*args, **kwargs)
                 if before is not None and not self._guard.broken:
                     try:  # as ``with self._guard``, which is two calls more for each function of the loop's
                         self._note(facts, func, args, before, result)

@@ -21,7 +21,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.process_group import GradientReduction, synchronising, wrapper_of
 from ampscope.capture.tracing.light_statistics import finite
 from ampscope.capture.tracing.operators import Operator
-from ampscope.trace.evidence import CallLine
+from ampscope.trace.evidence import CallLine, MadeBefore
 
 
 def entries_needed(entries: Sequence[Entry], start: int, since: int, also: Iterable[int] = ()) -> list[int]:
@@ -198,6 +198,7 @@ class TapedStep(NamedTuple):
     broken: frozenset[str] = frozenset()  #: buffers that a cure has to leave finite, though it find them otherwise
     collectives: int | None = 0  #: that ran since its first backward began; None: not known
     carried: Mapping[int, str] = MappingProxyType({})  #: what it reads of what the loop carries: ``id`` -> name
+    made_before: Mapping[str, MadeBefore] = MappingProxyType({})  #: its inputs that the loop made, unheard, by name
     left: tuple[tuple[str, EarlierResult], ...] = ()  #: what it has left of that, not finite, by name
     left_in_attributes: Mapping[str, str] = MappingProxyType({})  #: likewise in plain attributes of modules: -> name
     given: Mapping[str, EarlierResult] = MappingProxyType({})  #: gradients that no backward has left, by name

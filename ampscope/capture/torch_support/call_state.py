@@ -28,7 +28,7 @@ def device_types() -> tuple[str, ...]:
     return ("cpu", accelerator.type) if accelerator is not None else ("cpu",)
 
 
-class Region(NamedTuple):
+class AutocastState(NamedTuple):
     """Autocast state of one device type."""
 
     device_type: str
@@ -39,7 +39,7 @@ class Region(NamedTuple):
 class Ambient(NamedTuple):
     """Autocast, grad mode and default device at a call."""
 
-    regions: tuple[Region, ...]
+    regions: tuple[AutocastState, ...]
     cache: bool
     grad: bool
     device: torch.device | None = None  #: on which tensors are made; None where the loop has chosen none
@@ -105,7 +105,7 @@ def ambient_with(types: tuple[str, ...], grad: bool, switched_off: Sequence[str]
     key = tuple(told)
     known = _met.get(key)
     if known is None:
-        regions = tuple(map(Region, types, told[4::2], told[5::2]))
+        regions = tuple(map(AutocastState, types, told[4::2], told[5::2]))
         known = Ambient(regions, told[1], grad, device)
         if len(_met) >= _MOST_MET:
             _met.clear()

@@ -229,7 +229,7 @@ def chooses_by_modes(module: nn.Module) -> bool:
     return known[1]
 
 
-class Call(NamedTuple):
+class PausedCall(NamedTuple):
     """The call of a module for which a mode has stepped aside."""
 
     module: nn.Module
@@ -246,7 +246,7 @@ class FastPaths:
         come_back: Puts it back; is told of the call, None where that was left by an exception.
     """
 
-    def __init__(self, leave: Callable[[], bool], come_back: Callable[[Call | None], None]) -> None:
+    def __init__(self, leave: Callable[[], bool], come_back: Callable[[PausedCall | None], None]) -> None:
         self._leave = leave
         self._come_back = come_back
         self._handles: list[Any] = []
@@ -299,4 +299,4 @@ class FastPaths:
             self._outermost = None
             kwargs = torch_private.forward_kwargs(sys._getframe(4))
             unseen = result is None or torch_private.is_tracing()
-            self._come_back(None if unseen else Call(module, args, kwargs, result))
+            self._come_back(None if unseen else PausedCall(module, args, kwargs, result))

@@ -19,7 +19,7 @@ if hasattr(os, "register_at_fork"):  # another thread, which the child has not, 
     os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[attr-defined]  # for logging's sake
 
 
-class Life:
+class ThreadLife:
     """Something that lives as long as a thread does."""
 
     __slots__ = ("__weakref__",)
@@ -29,7 +29,7 @@ class _Here(threading.local):
     """Holds for each thread the object that lives as long as it does."""
 
     def __init__(self) -> None:
-        self.life = Life()
+        self.life = ThreadLife()
 
 
 _here = _Here()
@@ -48,7 +48,7 @@ class HomeThread:
 
     def __init__(self) -> None:
         self.ident: int | None = None
-        self._life: weakref.ref[Life] | None = None
+        self._life: weakref.ref[ThreadLife] | None = None
         self._opened_in = threading.get_ident()
 
     def is_entered(self) -> bool:
@@ -63,7 +63,7 @@ class HomeThread:
         return True
 
     @property
-    def life(self) -> Life | None:
+    def life(self) -> ThreadLife | None:
         """An object that lives as long as the thread; None before the thread is chosen, and once it has ended."""
         return self._life() if self._life is not None else None
 

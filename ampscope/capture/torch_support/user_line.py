@@ -15,11 +15,13 @@ from typing import NamedTuple
 import torch
 
 import ampscope.capture
+import ampscope.cures
 from ampscope.trace.evidence import ProgramLine
 from ampscope.trace.redaction import redacted
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
-_CAPTURE = str(Path(ampscope.capture.__file__).parent) + os.sep
+#: What of AMPscope runs inside the training process, below calls of the user's.
+_CAPTURE = tuple(str(Path(room.__path__[0])) + os.sep for room in (ampscope.capture, ampscope.cures))
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = sysconfig.get_paths()["purelib"] + os.sep
 #: Packages and modules that run a training loop around models and losses which others wrote.
@@ -106,7 +108,7 @@ def is_capture(filename: str) -> bool:
 @cache
 def is_inner(filename: str) -> bool:
     """Whether a file belongs to torch, to AMPscope's capture or to the standard library."""
-    if filename.startswith((_TORCH, _CAPTURE, "<frozen")):
+    if filename.startswith((_TORCH, *_CAPTURE, "<frozen")):
         return True
     return filename.startswith(_STDLIB) and not filename.startswith(_SITE)
 

@@ -15,7 +15,7 @@ from ampscope.capture.torch_support.torch_private import HeldStorages, storage_k
 from ampscope.capture.tracing import light_statistics, sampled_shapes
 from ampscope.capture.tracing.distinct_values import CastBefore, CastsBefore, DistinctCounts
 from ampscope.capture.tracing.executions import Made
-from ampscope.capture.tracing.exponent_histogram import Histogram
+from ampscope.capture.tracing.exponent_histogram import ExponentHistogram
 from ampscope.capture.tracing.full_statistics import Census
 from ampscope.capture.tracing.light_statistics import Slots, checksum, stored
 from ampscope.capture.tracing.operators import Operator
@@ -132,7 +132,7 @@ def _storage(tensor: Tensor) -> Any:
     return (tensor if tensor.__class__ in PLAIN else local(tensor)).untyped_storage()
 
 
-class Outputs:
+class StepOutputs:
     """Collects the outputs of a step's ops, in order of execution.
 
     An op is known by its number in that order, an output by its number among all outputs.
@@ -247,7 +247,7 @@ class Outputs:
             seen[number] = sampled_shapes.together(seen[number], sampled)
         return list(map(light_statistics.recorded, seen))
 
-    def sampled(self) -> dict[int, Histogram]:
+    def sampled(self) -> dict[int, ExponentHistogram]:
         """By number of the measurement, what samples tell of a real step; waits for the device."""
         return self.shapes.read() if self.shapes is not None else {}
 
@@ -287,7 +287,7 @@ class Reading:
         number: Numbers the site of a value from outside.
     """
 
-    def __init__(self, outputs: Outputs, dataflow: Dataflow, number: Callable[[Node, str, Tensor], int]) -> None:
+    def __init__(self, outputs: StepOutputs, dataflow: Dataflow, number: Callable[[Node, str, Tensor], int]) -> None:
         self._outputs = outputs
         self._dataflow = dataflow
         self._number = number

@@ -27,8 +27,8 @@ _MOST = 8
 _NUMBERS, _PERHAPS = 1, 2
 #: Columns up to which each is looked at by itself: what numbers something is packed with other features.
 _COLUMNS = 16
-#: Integers that are looked at: a sample of fewer is too sparse to show that neighbours become one.
-_INTEGERS = 1 << 16
+#: Numbers that are looked at: a sample of fewer is too sparse to show that neighbours become one.
+_NUMBERED = 1 << 16
 #: Share of neighbours that have to fit for a tensor to be ordered, or a regular grid.
 _MOSTLY = 0.9
 #: Share by which the steps of a regular grid may differ, for they are rounded.
@@ -101,8 +101,8 @@ class DistinctCounts:
         found = {}
         for seq, columns in self._counts.items():
             numbers = [
-                DistinctValues(before, after, ordered=bool(ordered), certain=kind == _NUMBERS)
-                for before, after, kind, ordered in columns.tolist()
+                DistinctValues(before, after, bool(ordered), certain=kind == _NUMBERS, changed=changed, of=of)
+                for before, after, kind, ordered, changed, of in columns.tolist()
                 if kind
             ]
             if numbers:
@@ -123,12 +123,13 @@ def counted(before: Tensor, after: Tensor) -> Tensor:
 
     Returns:
         A row of integers for each column: the numbers of different values before and after; whether those before
-        number something, or only may; and whether they are in order.
+        number something, or only may; whether they are in order; how many of the sample are another number after the
+        cast, and how many there are.
     """
     before, after = before.detach(), after.detach()
     if not before.is_floating_point():
-        return _counted(sample(before, _INTEGERS), sample(after, _INTEGERS)).unsqueeze(0)
-    rows = [_counted(sample(before), sample(after))]
+        return _counted(sample(before, _NUMBERED), sample(after, _NUMBERED)).unsqueeze(0)
+    rows = [_counted(sample(before, _NUMBERED), sample(after, _NUMBERED))]
     columns = before.shape[-1] if before.dim() > 1 else 0
     if 0 < columns <= _COLUMNS and before.numel() >= columns * FEWEST_VALUES:
         rows += [_counted(sample(before[..., at]), sample(after[..., at])) for at in range(columns)]
@@ -137,13 +138,14 @@ def counted(before: Tensor, after: Tensor) -> Tensor:
 
 def counted_grid(grid: Tensor) -> Tensor:
     """Counts the different values of a grid made in half precision, each of whose elements was meant to be another."""
-    grid = sample(grid.detach())
+    grid = sample(grid.detach(), _NUMBERED)
     after = _distinct(grid).to(torch.int64)
-    return torch.stack([torch.full_like(after, grid.numel()), after, *[torch.ones_like(after)] * 2]).unsqueeze(0)
+    one, of = torch.ones_like(after), torch.full_like(after, grid.numel())
+    return torch.stack([of, after, one, one, torch.zeros_like(after), of]).unsqueeze(0)
 
 
 def _counted(before: Tensor, after: Tensor) -> Tensor:
-    """Numbers of different values before and after, and whether those before number something, and are ordered."""
+    """Returns what `counted` does, of one column."""
     steps = before.diff()
     ordered = _mostly(steps >= 0) | _mostly(steps <= 0)
     numbers = torch.full_like(ordered, _NUMBERS, dtype=torch.int64)
@@ -153,8 +155,9 @@ def _counted(before: Tensor, after: Tensor) -> Tensor:
         whole = (before == before.round()).all()
         numbers = torch.where(regular | (ordered & whole), _NUMBERS, torch.where(whole, _PERHAPS, 0))
         if numbers.is_cpu and numbers.item() == 0:  # measurements: nobody asks how many are different
-            return numbers.new_zeros(4)
-    answers = (_distinct(before), _distinct(after), numbers, ordered)
+            return numbers.new_zeros(6)
+    changed, of = (after.to(before.dtype) != before).sum(), torch.full_like(numbers, before.numel())
+    answers = (_distinct(before), _distinct(after), numbers, ordered, changed, of)
     return torch.stack([answer.to(torch.int64) for answer in answers])
 
 
@@ -170,8 +173,6 @@ def _distinct(values: Tensor) -> Tensor:
 #: Functions that give another dtype and change nothing else.
 _CASTS = frozenset({"to", "half", "bfloat16", "type", "type_as"})
 _GRID_FUNCTIONS = frozenset({"arange", "linspace"})
-#: Functions whose result holds the values of their operands; where it shares their memory, it is known anyway.
-_HANDS_ON = frozenset({"to", "cuda", "clone", "contiguous", "cat", "stack", "reshape", "pin_memory"})
 #: Places of casts that are counted.
 _MOST_PLACES = 8
 
@@ -199,16 +200,14 @@ class CastsBefore:
     def called(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         """A function has run between two steps."""
         name = getattr(func, "__name__", "")
-        if type(result) is not Tensor or not (
-            name in _CASTS or name in _GRID_FUNCTIONS or (name in _HANDS_ON and self._given)
-        ):
+        if type(result) is not Tensor or not (name in _CASTS or name in _GRID_FUNCTIONS or self._given):
             return
         operands = list(tensor_tree.tensors((args, kwargs)))
         if result.dtype in HALF and self._is_counted(name, operands, result):
             return
-        for operand in operands:
+        for operand in operands if result.dtype is not torch.bool else ():
             cast = self.of(operand)
-            if cast is not None:
+            if cast is not None and result.numel() >= operand.numel():  # it sums nothing up: each value has its own
                 self._given[storage_key(result)] = storage_ref(result), cast
 
     def of(self, tensor: Tensor) -> CastBefore | None:

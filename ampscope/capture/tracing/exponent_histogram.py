@@ -20,7 +20,7 @@ from ampscope.trace.dtypes import FINFO
 from ampscope.trace.schema import BLOCK, BLOCK_FALLS, TOP_VALUES
 
 
-class Histogram(NamedTuple):
+class ExponentHistogram(NamedTuple):
     """The finite elements of one sample, by magnitude."""
 
     zeros: int
@@ -33,7 +33,7 @@ class Histogram(NamedTuple):
     flushed: int | None = None
 
 
-class Layout(NamedTuple):
+class FloatLayout(NamedTuple):
     """How a floating dtype keeps its numbers.
 
     A number's bin is 0 for a zero, then one for each base-2 exponent from the smallest subnormal's on; all that is not
@@ -60,13 +60,13 @@ class Layout(NamedTuple):
         return exponent + self.bias + self.mantissa
 
 
-SINGLE = Layout(np.float32, np.int32, FINFO["float32"].mantissa_bits, 1 - FINFO["float32"].normal)
-DOUBLE = Layout(np.float64, np.int64, FINFO["float64"].mantissa_bits, 1 - FINFO["float64"].normal)
+SINGLE = FloatLayout(np.float32, np.int32, FINFO["float32"].mantissa_bits, 1 - FINFO["float32"].normal)
+DOUBLE = FloatLayout(np.float64, np.int64, FINFO["float64"].mantissa_bits, 1 - FINFO["float64"].normal)
 
 
 def histograms(
     values: NDArray[Any], lengths: list[int], *, smallest: list[int], weights: list[float]
-) -> list[Histogram]:
+) -> list[ExponentHistogram]:
     """A histogram of each of the samples that lie end to end in ``values``.
 
     Args:
@@ -84,7 +84,7 @@ def histograms(
     below = np.arange(1, layout.bins - 1) < layout.bin_of(0) + np.asarray(smallest)[:, None]
     subnormals = np.rint((finite * below).sum(1) * weights).astype(np.int64).tolist()
     rows = zip(scaled[:, 0].tolist(), subnormals, _smallest(bits, lengths, layout), strict=True)
-    bare = [Histogram(*row, exp_low=None, exp_counts=None) for row in rows]
+    bare = [ExponentHistogram(*row, exp_low=None, exp_counts=None) for row in rows]
     return [
         one
         if one.min_positive is None
@@ -93,14 +93,14 @@ def histograms(
     ]
 
 
-def magnitude_bits(values: NDArray[Any]) -> tuple[Layout, NDArray[Any]]:
+def magnitude_bits(values: NDArray[Any]) -> tuple[FloatLayout, NDArray[Any]]:
     """The bits of numbers without their signs, and how they are laid out."""
     layout = SINGLE if values.dtype == np.float32 else DOUBLE
     return layout, values.view(layout.integer) & np.iinfo(layout.integer).max
 
 
-def bins_of(bits: NDArray[Any], layout: Layout) -> NDArray[Any]:
-    """The bin of each number, of a one-dimensional array; see `Layout`."""
+def bins_of(bits: NDArray[Any], layout: FloatLayout) -> NDArray[Any]:
+    """The bin of each number, of a one-dimensional array; see `FloatLayout`."""
     bins: NDArray[Any] = bits >> layout.mantissa
     bins += layout.mantissa
     low = np.flatnonzero(bits < 1 << layout.mantissa)  # zeros and subnormals of this layout
@@ -108,14 +108,14 @@ def bins_of(bits: NDArray[Any], layout: Layout) -> NDArray[Any]:
     return bins
 
 
-def _count(bits: NDArray[Any], lengths: list[int], layout: Layout) -> NDArray[np.int64]:
+def _count(bits: NDArray[Any], lengths: list[int], layout: FloatLayout) -> NDArray[np.int64]:
     """Elements in each bin, a row for each sample."""
     bins = bins_of(bits, layout)
     bins += np.repeat(np.arange(len(lengths), dtype=layout.integer) * layout.integer(layout.bins), lengths)
     return np.bincount(bins, minlength=len(lengths) * layout.bins).reshape(len(lengths), layout.bins)
 
 
-def _smallest(bits: NDArray[Any], lengths: list[int], layout: Layout) -> list[float | None]:
+def _smallest(bits: NDArray[Any], lengths: list[int], layout: FloatLayout) -> list[float | None]:
     """The smallest non-zero finite magnitude of each sample."""
     starts = np.cumsum([0, *lengths[:-1]])
     least = np.minimum.reduceat(np.where(bits == 0, layout.infinity, bits).astype(layout.integer), starts)
@@ -240,7 +240,7 @@ class Samples:
         self._block_lengths.append(self._in_blocks - begin)
         self._block_weights.append(of.numel() / length)
 
-    def empty(self) -> dict[int, Histogram]:
+    def empty(self) -> dict[int, ExponentHistogram]:
         """The histograms of all there is, by number; waits for the device."""
         if not self._numbers:
             return {}
@@ -254,7 +254,9 @@ class Samples:
         self._block_lengths, self._block_weights = [], []
         return found
 
-    def _for_formats(self, blocks: NDArray[Any], values: NDArray[Any], made: list[Histogram]) -> list[Histogram]:
+    def _for_formats(
+        self, blocks: NDArray[Any], values: NDArray[Any], made: list[ExponentHistogram]
+    ) -> list[ExponentHistogram]:
         falls = block_falls(blocks, self._block_lengths, self._block_weights)
         parts = np.split(values, np.cumsum(self._lengths)[:-1])
         tops = [top_values(part) if weight == 1.0 else None for part, weight in zip(parts, self._weights, strict=True)]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ampscope.capture.torch_support.tensor_tree import torch_dtype
 from ampscope.capture.tracing import light_statistics
-from ampscope.capture.tracing.exponent_histogram import Histogram, Samples, width
+from ampscope.capture.tracing.exponent_histogram import ExponentHistogram, Samples, width
 from ampscope.capture.tracing.light_statistics import numbers
 from ampscope.trace.dtypes import FINFO, FloatInfo
 from ampscope.trace.schema import Statistics
@@ -115,7 +115,7 @@ def _bits(info: FloatInfo) -> _Bits:
 _LAYOUTS = {torch_dtype(name): _bits(info) for name, info in FINFO.items() if info.bytes in _INTEGERS}
 
 
-class Later(NamedTuple):
+class PendingStatistics(NamedTuple):
     """A reference to a tensor's statistics that lie on the device and are read later."""
 
     fused: FusedLook
@@ -133,9 +133,9 @@ class Census:
     def __init__(self) -> None:
         self._pairs: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self._samples: dict[tuple[torch.device, torch.dtype], Samples] = {}
-        self._extremes: list[Statistics | Later] = []
+        self._extremes: list[Statistics | PendingStatistics] = []
         self._fused: dict[torch.device, FusedLook | None] = {}
-        self._shapes: dict[int, Histogram] = {}
+        self._shapes: dict[int, ExponentHistogram] = {}
 
     def measure(self, tensor: Tensor) -> int | None:
         """Looks at ``tensor`` and returns its number; waits for the device once, unless one kernel does it all.
@@ -149,7 +149,7 @@ class Census:
         number = len(self._extremes)
         fused = self._fused_look(values.device)
         if fused and not tensor.is_complex() and fused.accepts(values):
-            self._extremes.append(Later(fused, fused.look(values)))
+            self._extremes.append(PendingStatistics(fused, fused.look(values)))
         else:
             seen = self.look(values)
             self._extremes.append(_of_complex(tensor, seen) if tensor.is_complex() else seen)
@@ -165,7 +165,7 @@ class Census:
         for samples in self._samples.values():
             self._shapes |= samples.empty()
         told = {fused: fused.read() for fused in self._fused.values() if fused}
-        seen = [told[one.fused][one.number] if isinstance(one, Later) else one for one in self._extremes]
+        seen = [told[one.fused][one.number] if isinstance(one, PendingStatistics) else one for one in self._extremes]
         return [_together(one, self._shapes[number]) for number, one in enumerate(seen)]
 
     def _fused_look(self, device: torch.device) -> FusedLook | None:
@@ -196,7 +196,7 @@ def _of_complex(tensor: Tensor, parts: Statistics) -> Statistics:
     return seen._replace(nan=int(nan.sum()), posinf=positive, neginf=negative)
 
 
-def _together(seen: Statistics, sampled: Histogram) -> Statistics:
+def _together(seen: Statistics, sampled: ExponentHistogram) -> Statistics:
     """Merges a tensor's exact statistics with those that its sample adds."""
     zeros = sampled.zeros if seen.zeros is None else seen.zeros
     return seen._replace(**sampled._replace(zeros=zeros)._asdict())

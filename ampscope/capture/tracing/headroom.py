@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ampscope.capture.tracing.sites import Point, Sites, dtype_name
+from ampscope.capture.tracing.sites import SiteKey, Sites, dtype_name
 from ampscope.forecast import Forecast, forecast_overflow, may_reach
 from ampscope.provenance import large_values
 from ampscope.trace.dtypes import FINFO
@@ -38,7 +38,7 @@ class Outlook(NamedTuple):
     closest: tuple[int, ...] = ()  #: sites near a limit, the nearest first
 
 
-class Ahead(NamedTuple):
+class NearOverflow(NamedTuple):
     """A place whose values are near overflow, or on their way there."""
 
     place: int  #: its number
@@ -46,7 +46,7 @@ class Ahead(NamedTuple):
     forecast: Forecast | None  #: None where it is near and does not grow
 
 
-class Ranges:
+class SampledRanges:
     """The largest magnitudes of the samples so far, by place: an op of a module at a line, whatever its shapes.
 
     A value that is the same to the last bit in two samples is a constant (a mask, a bound): it does not grow.
@@ -100,7 +100,7 @@ class Ranges:
         nearest_left, room_left = (min(each.tolist(), default=math.inf) for each in (left, headroom[moved]))
         return Outlook(nearest_left, room_left, order)
 
-    def ahead(self) -> list[Ahead]:
+    def ahead(self) -> list[NearOverflow]:
         """The places that are near overflow or on their way there, those that get there first before the others."""
         if not self._samples:
             return []
@@ -119,12 +119,12 @@ class Ranges:
         found = [self._ahead(int(place), heights[:, place], float(room[place])) for place in asked[near]]
         return sorted([each for each in found if each is not None], key=_expected)
 
-    def _ahead(self, place: int, heights: NDArray[np.float64], room: float) -> Ahead | None:
+    def _ahead(self, place: int, heights: NDArray[np.float64], room: float) -> NearOverflow | None:
         steps = [step for step, _ in self._samples]
         points = [(step, bit) for step, bit in zip(steps, heights.tolist(), strict=True) if not math.isnan(bit)]
         top, _, _ = self._limits[place]
         expected = forecast_overflow(points, top) if may_reach(points, top) else None
-        return Ahead(place, room, expected) if expected is not None or room < TOLD_BITS else None
+        return NearOverflow(place, room, expected) if expected is not None or room < TOLD_BITS else None
 
     def is_of(self, site: int, place: int) -> bool:
         """Whether a site is one of a place's."""
@@ -152,12 +152,12 @@ class Ranges:
             self._places.append(place)
 
 
-def _may_grow(point: Point) -> bool:
+def _may_grow(point: SiteKey) -> bool:
     given = point.op in ENTRY_NODES and point.op != Node.PARAMETER
     return point.phase in _UNSCALED and not given and not large_values.is_bounded(point.op, lambda: dict(point.scalars))
 
 
-def _expected(ahead: Ahead) -> tuple[bool, float]:
+def _expected(ahead: NearOverflow) -> tuple[bool, float]:
     return ahead.forecast is None, ahead.forecast.step if ahead.forecast is not None else ahead.bits
 
 

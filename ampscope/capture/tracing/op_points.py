@@ -17,7 +17,7 @@ from ampscope.capture.tracing.light_statistics import stored
 from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.places import Places
 from ampscope.capture.tracing.running_code import FunctionWatch, ModuleStack
-from ampscope.capture.tracing.sites import Point, Signature, Sites
+from ampscope.capture.tracing.sites import Signature, SiteKey, Sites
 from ampscope.trace.schema import Cast, Node, Phase
 
 #: Python-level functions by which a user asks for another dtype.
@@ -152,14 +152,14 @@ class OpPoints:
 
     def of_op(
         self, operator: Operator, now: Circumstances, call: Call, operands: list[Tensor], results: list[Tensor]
-    ) -> Point:
+    ) -> SiteKey:
         """The point of an op that has just run."""
         cast = Cast.NONE
         if operator.is_cast and operands:
             reason = self.sites.point(now.forward_site).cast if now.forward_site is not None else Cast.NONE
             ends = (operands[0].dtype, results[0].dtype)
             cast = cast_reason(*ends, forward=reason, function=now.function, autocast=now.autocast)
-        return Point(
+        return SiteKey(
             op=operator.name,
             module=now.module or "",
             phase=now.phase,
@@ -186,7 +186,7 @@ class OpPoints:
             phase, known = self._phase(node), None
             place = self._places.now() if functions.place is None else functions.place
         if known is None:
-            point = Point(operator.name, self._modules.innermost or "", phase, place, autocast=functions.region)
+            point = SiteKey(operator.name, self._modules.innermost or "", phase, place, autocast=functions.region)
             known = self.sites.number(point)
             if now is not None:
                 now.views[operator.name] = known
@@ -214,7 +214,7 @@ class OpPoints:
         key = (node, name, module, phase, tensor.dtype, _shape(tensor))
         known = self.sites.entries.get(key)
         if known is None:
-            point = Point(node, module, phase, outputs=signature([tensor]), name=name)
+            point = SiteKey(node, module, phase, outputs=signature([tensor]), name=name)
             known = self.sites.entries[key] = self.sites.number(point)
         return known
 
@@ -236,10 +236,10 @@ class OpPoints:
         return own and self._modules.innermost is None and not isinstance(node, CheckpointFunction._backward_cls)
 
 
-def of_sink(node: Node, name: str, module: str, tensor: Tensor) -> Point:
+def of_sink(node: Node, name: str, module: str, tensor: Tensor) -> SiteKey:
     """The point of a value that matters at the end of the step: a loss, a gradient, what the step left behind."""
     inputs = signature([tensor])
-    return Point(node, module, inputs=inputs, outputs=inputs, name=name)
+    return SiteKey(node, module, inputs=inputs, outputs=inputs, name=name)
 
 
 def signature(tensors: list[Tensor]) -> Signature:

@@ -20,7 +20,7 @@ MOST_BYTES = 64 << 20
 _HELD_BYTES = 4 * MOST_BYTES
 
 
-class Executed(NamedTuple):
+class ExecutedCall(NamedTuple):
     """A call of an op in the step."""
 
     seq: int
@@ -47,7 +47,7 @@ class OpListener(Protocol):
     def before(self, operator: Operator, args: Any, kwargs: Any) -> None:
         """An op that writes into its operands is about to run."""
 
-    def after(self, executed: Executed, results: Sequence[Tensor], writers: Sequence[int]) -> None:
+    def after(self, executed: ExecutedCall, results: Sequence[Tensor], writers: Sequence[int]) -> None:
         """An op has run.
 
         Args:
@@ -98,13 +98,13 @@ class OperandKeeper:
             small = [tensor for tensor in self._written if _bytes(tensor) <= MOST_BYTES]
             self._before = {id(tensor): tensor.detach().clone() for tensor in small}
 
-    def after(self, executed: Executed, results: Sequence[Tensor], writers: Sequence[int]) -> None:
+    def after(self, executed: ExecutedCall, results: Sequence[Tensor], writers: Sequence[int]) -> None:
         """See `OpListener`."""
         if not self._guard.broken:
             with self._guard:
                 self._look(executed, results, writers)
 
-    def _look(self, executed: Executed, results: Sequence[Tensor], writers: Sequence[int]) -> None:
+    def _look(self, executed: ExecutedCall, results: Sequence[Tensor], writers: Sequence[int]) -> None:
         before, self._before, self._written = self._before, {}, []
         made = _Badness.of(results)
         if not made:
@@ -116,7 +116,7 @@ class OperandKeeper:
             if (made.nan and not given.nan) or not given or from_outside:
                 self._hold(executed, before)
 
-    def _hold(self, executed: Executed, before: dict[int, Tensor]) -> None:
+    def _hold(self, executed: ExecutedCall, before: dict[int, Tensor]) -> None:
         packing = _Packing(before, min(self._left, MOST_BYTES))
         try:
             args = [packing.of(value) for value in executed.args]

@@ -177,7 +177,7 @@ _ROOT_ALONE = frozenset({"reduce_", "gather_"})
 _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 
 
-class Exchange:
+class RunningCollective:
     """One call of an op that communicates, which is about to run.
 
     Args:

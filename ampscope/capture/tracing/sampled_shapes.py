@@ -14,7 +14,7 @@ from torch import Tensor
 from ampscope.capture.torch_support.sharding import PLAIN
 from ampscope.capture.torch_support.tensor_tree import torch_dtype
 from ampscope.capture.tracing import operators
-from ampscope.capture.tracing.exponent_histogram import SAMPLE, Histogram, Samples, sample, width
+from ampscope.capture.tracing.exponent_histogram import SAMPLE, ExponentHistogram, Samples, sample, width
 from ampscope.capture.tracing.light_statistics import numbers
 from ampscope.capture.tracing.operators import Operator
 from ampscope.capture.tracing.selection import MOST_OUTPUTS, MOST_PARAMETERS, Rotation
@@ -239,7 +239,7 @@ class Shapes:
     def __init__(self, rotation: Rotation) -> None:
         self.rotation = rotation
         self._samples: dict[tuple[torch.device, torch.dtype], Samples] = {}
-        self._found: dict[int, Histogram] = {}
+        self._found: dict[int, ExponentHistogram] = {}
         self._flushed = FlushedZeros()
         self._outputs = 0
 
@@ -274,7 +274,7 @@ class Shapes:
         elif given is not None:
             self._flushed.same(number, given, tensor)
 
-    def read(self) -> dict[int, Histogram]:
+    def read(self) -> dict[int, ExponentHistogram]:
         """The histograms by number of the measurement; waits for the device."""
         for samples in self._samples.values():
             self._found |= samples.empty()
@@ -283,7 +283,7 @@ class Shapes:
         return self._found
 
 
-def together(seen: Statistics, sampled: Histogram) -> Statistics:
+def together(seen: Statistics, sampled: ExponentHistogram) -> Statistics:
     """Merges a tensor's exact extremes with its sample; returns the extremes alone where they are not finite."""
     low, high = seen.min, seen.max
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):

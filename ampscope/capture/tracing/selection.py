@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ampscope.capture.tracing.sites import Point, Sites
+from ampscope.capture.tracing.sites import SiteKey, Sites
 from ampscope.trace.files.arrow_arrays import ColumnBlock
 from ampscope.trace.schema import ENTRY_NODES, EdgeRow, Node, OpRow
 
@@ -106,7 +106,7 @@ class Selection:
             self._kept.append(self._is_asked_for(point))
             self._enters.append(point.op in ENTRY_NODES)
 
-    def _is_asked_for(self, point: Point) -> bool:
+    def _is_asked_for(self, point: SiteKey) -> bool:
         if point.op in _OF_PARAMETERS:
             return self.keeps_parameter(point.name.rpartition(" of ")[2])
         if point.op in ENTRY_NODES:

@@ -23,7 +23,7 @@ class Signature(NamedTuple):
 NO_TENSORS = Signature((), ())
 
 
-class Point(NamedTuple):
+class SiteKey(NamedTuple):
     """The identity of a site: two executions with equal fields belong to the same one."""
 
     op: str
@@ -66,8 +66,8 @@ class Sites:
     def __init__(self, first: int, module_type: Callable[[str], str]) -> None:
         self.met = Met()
         self.entries: dict[tuple[Any, ...], int] = {}
-        self._ids: dict[Point, int] = {}
-        self._points: list[Point] = []
+        self._ids: dict[SiteKey, int] = {}
+        self._points: list[SiteKey] = []
         self._looked_at = 0  # of these, for the dtypes of their results
         self._computed_in: set[torch.dtype | None] = set()
         self._rows: list[SiteRow] = []  # of the first of these; made when asked for, each once
@@ -78,10 +78,10 @@ class Sites:
     def __len__(self) -> int:
         return len(self._points)
 
-    def __iter__(self) -> Iterator[Point]:
+    def __iter__(self) -> Iterator[SiteKey]:
         return iter(self._points)
 
-    def number(self, point: Point) -> int:
+    def number(self, point: SiteKey) -> int:
         """The number of a site, a new one when it is first seen."""
         known = self._ids.get(point)
         if known is None:
@@ -91,7 +91,7 @@ class Sites:
             self._ids[point] = known
         return known
 
-    def point(self, site: int) -> Point:
+    def point(self, site: int) -> SiteKey:
         """The site with a number."""
         return self._points[site - self.first]
 

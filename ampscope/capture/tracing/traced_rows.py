@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ampscope import provenance
 from ampscope.capture.tracing import light_statistics
-from ampscope.capture.tracing.dataflow import Dataflow, Outputs
+from ampscope.capture.tracing.dataflow import Dataflow, StepOutputs
 from ampscope.capture.tracing.executions import Made
 from ampscope.capture.tracing.sampled_shapes import together
 from ampscope.capture.tracing.sites import Sites
@@ -68,7 +68,7 @@ class TracedRows(NamedTuple):
         return all(_same(ours.min, theirs.min) and _same(ours.max, theirs.max) for ours, theirs in pairs)
 
 
-def rows(outputs: Outputs, dataflow: Dataflow, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
+def rows(outputs: StepOutputs, dataflow: Dataflow, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:
     """The trace's rows; waits for the device to have written what was measured."""
     measured: dict[int | None, Statistics] = {None: UNMEASURED, **dict(enumerate(outputs.measured()))}
     sums = dict(zip(outputs.checksums, light_statistics.read_checksums(list(outputs.checksums.values())), strict=True))
@@ -91,7 +91,7 @@ def rows(outputs: Outputs, dataflow: Dataflow, step: int, source: str) -> tuple[
     return ops, edges
 
 
-class Layout:
+class TraceLayout:
     """The part of a trace that two executions with the same ops share: all but what was measured.
 
     Args:
@@ -119,7 +119,7 @@ class BadFlow(NamedTuple):
     kinds: bytes  #: of each measurement, whether its ends are finite, NaN or which infinity
 
     @staticmethod
-    def of(outputs: Outputs, dataflow: Dataflow) -> BadFlow | None:
+    def of(outputs: StepOutputs, dataflow: Dataflow) -> BadFlow | None:
         """Takes the graph of a step; None where all is finite. Waits for the device."""
         spans = outputs.spans()
         kinds = np.isposinf(spans) + 2 * np.isneginf(spans) + 4 * np.isnan(spans)
@@ -130,7 +130,7 @@ class BadFlow(NamedTuple):
 
 
 def columns(
-    outputs: Outputs, dataflow: Dataflow, layout: Layout, step: int, source: str
+    outputs: StepOutputs, dataflow: Dataflow, layout: TraceLayout, step: int, source: str
 ) -> tuple[ColumnBlock, ColumnBlock]:
     """Returns the trace's rows as columns; waits for the device.
 
@@ -171,7 +171,7 @@ def columns(
 
 
 def _shape_columns(
-    outputs: Outputs, numbers: NDArray[np.intp], low: NDArray[np.float64], high: NDArray[np.float64]
+    outputs: StepOutputs, numbers: NDArray[np.intp], low: NDArray[np.float64], high: NDArray[np.float64]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[np.bool_]]]:
     """Returns the samples' statistics as columns, with masks of the rows that have them; empty without samples."""
     sampled, count = outputs.sampled(), len(numbers)
@@ -192,7 +192,7 @@ def _shape_columns(
 
 
 def _edge_columns(
-    dataflow: Dataflow, layout: Layout, spans: NDArray[np.float64], step: int, source: str
+    dataflow: Dataflow, layout: TraceLayout, spans: NDArray[np.float64], step: int, source: str
 ) -> ColumnBlock:
     read_from, count = np.array(dataflow.read_from, np.intp), len(dataflow.read_from)
     partial, own = np.zeros(count, bool), np.full((count, 2), np.nan)

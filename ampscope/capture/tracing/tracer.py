@@ -20,17 +20,17 @@ from ampscope.capture.torch_support.sharding import local
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.tracing import op_points, operators, traced_rows
 from ampscope.capture.tracing.batch_rows import BatchRows, bad_rows
-from ampscope.capture.tracing.dataflow import Dataflow, Outputs, Reading
+from ampscope.capture.tracing.dataflow import Dataflow, Reading, StepOutputs
 from ampscope.capture.tracing.executions import Call, Made, Ran
 from ampscope.capture.tracing.light_statistics import Slots, stored
 from ampscope.capture.tracing.op_points import OpPoints, Within
-from ampscope.capture.tracing.operand_keeper import Executed, OpListener
-from ampscope.capture.tracing.operators import Exchange, Operator
+from ampscope.capture.tracing.operand_keeper import ExecutedCall, OpListener
+from ampscope.capture.tracing.operators import Operator, RunningCollective
 from ampscope.capture.tracing.places import Places
 from ampscope.capture.tracing.running_code import FunctionWatch, ModuleStack
 from ampscope.capture.tracing.sampled_shapes import Given
 from ampscope.capture.tracing.sites import Sites
-from ampscope.capture.tracing.traced_rows import BadFlow, Layout
+from ampscope.capture.tracing.traced_rows import BadFlow, TraceLayout
 from ampscope.trace.files.arrow_arrays import ColumnBlock
 from ampscope.trace.schema import EdgeRow, Node, OpRow
 
@@ -75,7 +75,7 @@ class Tracer(OwnMode):
         self._guard = guard
         self._modules = ModuleStack(module_names, self, self.functions)
         self.points = OpPoints(sites, self.places, self.functions, self._modules)
-        self.outputs = Outputs(full=full, slots=slots)
+        self.outputs = StepOutputs(full=full, slots=slots)
         self._dataflow = Dataflow(self.outputs.measure if full else None)
         self._reading = Reading(self.outputs, self._dataflow, self.points.number_entry)
         self._one_at_a_time = threading.RLock()  # the engine has a thread for each device
@@ -201,7 +201,7 @@ class Tracer(OwnMode):
         """Runs an op that communicates, and notes it from outside: what it sent, and what came when that is read."""
         exchange, sent, looked_at = None, [], []
         with self._guard:
-            exchange = Exchange(operator, args, kwargs)
+            exchange = RunningCollective(operator, args, kwargs)
             sent = exchange.sent
             with self._one_at_a_time:
                 looked_at = [(self._reading.writer(tensor, operator), self.outputs.measure(tensor)) for tensor in sent]
@@ -218,7 +218,7 @@ class Tracer(OwnMode):
     def _note_exchange(
         self,
         operator: Operator,
-        exchange: Exchange,
+        exchange: RunningCollective,
         call: Call,
         looked_at: list[tuple[int, int | None]],
         received: list[Tensor],
@@ -300,7 +300,7 @@ class Tracer(OwnMode):
             point = len(outputs.ops) - 1, made.site
             outputs.distinct.ran(operator, point, operands, results[0], outputs.makers[writers[0]] if writers else None)
         if self.keeper is not None:
-            executed = Executed(len(outputs.ops) - 1, made.site, operator, *call)
+            executed = ExecutedCall(len(outputs.ops) - 1, made.site, operator, *call)
             self.keeper.after(executed, results, [outputs.makers[each] for each in writers])
 
     # -- handing over -------------------------------------------------------------------------------------------
@@ -316,9 +316,11 @@ class Tracer(OwnMode):
         """Gives the part of the step that bad values go through; None where there are none. Waits for the device."""
         return BadFlow.of(self.outputs, self._dataflow)
 
-    def columns(self, step: int, source: str, layout: Layout | None) -> tuple[ColumnBlock, ColumnBlock, Layout]:
+    def columns(
+        self, step: int, source: str, layout: TraceLayout | None
+    ) -> tuple[ColumnBlock, ColumnBlock, TraceLayout]:
         """The same as `rows`, as columns; with the layout that they have, which is often that of the step before."""
-        layout = layout if layout is not None and layout.ops == self.outputs.ops else Layout(self.outputs.ops)
+        layout = layout if layout is not None and layout.ops == self.outputs.ops else TraceLayout(self.outputs.ops)
         return *traced_rows.columns(self.outputs, self._dataflow, layout, step, source), layout
 
     def rows(self, step: int, source: str) -> tuple[list[OpRow], list[EdgeRow]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ampscope.capture.events import EndedStep, JoinedScaler, RunEnd, StepObserver, StepStart
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.user_line import user_place
 from ampscope.capture.usage.mistake import Mistake, ReportMistake
+from ampscope.trace.evidence import FindingEvidence
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 #: Steps after which it is told; a run that ends before is told of at its end.
@@ -42,7 +45,7 @@ class AmpEffect(StepObserver):
 
     def _note(self, form: MistakeForm, device: str) -> None:
         if not self._is_over and self._seen is None:
-            self._seen = Mistake(Cause.AMP_WITHOUT_EFFECT, user_place(), 0, form, {"device": device})
+            self._seen = Mistake(Cause.AMP_WITHOUT_EFFECT, user_place(), 0, form, FindingEvidence(device=device))
 
     def scaler_joined(self, joined: JoinedScaler) -> None:
         """Takes down whether the scaler does anything."""
@@ -64,5 +67,5 @@ class AmpEffect(StepObserver):
         if self._seen is not None and not self._is_over:
             self._is_over = True
             tensors = ", ".join(sorted({device.type for device in self._models.devices}))
-            more = {"tensors": tensors, "scaler_is_off": self._scaler_is_off}
-            self._report(self._seen._replace(evidence={**(self._seen.evidence or {}), **more}))
+            evidence = replace(self._seen.evidence, tensors=tensors, scaler_is_off=self._scaler_is_off)
+            self._report(self._seen._replace(evidence=evidence))

@@ -13,6 +13,7 @@ from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.user_line import Place
 from ampscope.capture.usage.gradient_scales import ScalerNumbers
 from ampscope.capture.usage.mistake import Mistake
+from ampscope.trace.evidence import NO_EVIDENCE, FindingEvidence
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 
@@ -199,7 +200,7 @@ class Handover:
 
     step: int
     place: Place | None
-    evidence: dict[str, Any] = field(default_factory=dict)
+    evidence: FindingEvidence = NO_EVIDENCE
     cause: Cause = Cause.MISUSE_SCALER_STATE_NOT_RESTORED
 
 
@@ -269,7 +270,7 @@ class ScalerHandovers:
         me.step = step if first else me.step
         if before is None:
             steps = OptimizerView(optimizer).steps_made if first and me.fresh else None
-            return Handover(step, place, {"optimizer_steps": steps}) if steps is not None else None
+            return Handover(step, place, FindingEvidence(optimizer_steps=steps)) if steps is not None else None
         if before != scaler:
             self._pending.pop(key, None)
             if first and me.fresh:
@@ -277,9 +278,9 @@ class ScalerHandovers:
                     return Handover(me.step, place, cause=Cause.MISUSE_SCALER_EACH_STEP)
                 if anew > _ANEW:
                     return None
-                scales = {"was": _number(self._scalers[before].scale), "starts": _number(me.scale)}
-                if scales["was"] != scales["starts"]:
-                    self._pending[key] = Handover(step, place, scales)
+                was, starts = _number(self._scalers[before].scale), _number(me.scale)
+                if was != starts:
+                    self._pending[key] = Handover(step, place, FindingEvidence(was=was, starts=starts))
             return None
         return self._pending.pop(key, None)
 

@@ -12,18 +12,22 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.optim.optimizer import Optimizer
 
+from ampscope.capture.events import WeightsCast
 from ampscope.capture.tape.after_backward import EMPTYING
 from ampscope.capture.torch_support import tensor_tree
 from ampscope.capture.torch_support.backward_call import factor_of
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.sharding import local
+from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.capture.torch_support.torch_private import node_sequence_number
 from ampscope.capture.torch_support.user_line import user_place
+from ampscope.capture.tracing.sites import dtype_name
 from ampscope.capture.usage.followed_values import FollowedValues
 from ampscope.capture.usage.mistake import Mistake
 from ampscope.capture.usage.scale_dependence import FREE
-from ampscope.trace.vocabulary import Cause
+from ampscope.trace.evidence import FindingEvidence
+from ampscope.trace.vocabulary import Cause, MistakeForm
 
 #: Nodes of loss code looked at between a loss and the scaling that it may come from.
 _MOST_NODES = 500
@@ -303,7 +307,7 @@ class PartlyUnscaled:
 
     def unscaled(self, scaled: bool) -> None:
         """``unscale_`` has run; ``scaled`` gradients were there."""
-        self._is_so = None if self._several and scaled else False
+        self._is_so = None if scaled and (self._several or self._values.holds_scaled) else False
 
     def is_so(self) -> bool:
         """Whether it is; looks when the loop does something to gradients after some were unscaled."""
@@ -313,14 +317,40 @@ class PartlyUnscaled:
                 if gradient.layout is torch.strided:
                     self._values.gradient_written(gradient, FREE)
             self._is_so = any(self._values.dependence_of(each).degree for each in self._scales.gradients())
+            if not self._is_so:
+                self._values.gradients_unscaled()
         return self._is_so
 
 
 class HalfGradients:
-    """Recognises gradients that are float16 themselves, since their parameters are: no scaler unscales those."""
+    """Recognises gradients that are float16 themselves, since their parameters are: no scaler unscales those.
+
+    It also follows whether the loop casts what it trains to half precision, and back.
+    """
 
     def __init__(self) -> None:
         self._found: dict[int, bool] = {}  # whether there were any, by ``id`` of the optimizer
+        self._narrowed: WeightsCast | None = None  # since the parameters are in half precision
+        self._has_trained = False  # a step of this process has ended
+        self._restored: WeightsCast | None = None  # by which they were, though they are no more; no step came since
+
+    def cast(self, cast: WeightsCast) -> None:
+        """The loop has cast what it trains."""
+        if cast.dtype in HALF:
+            self._narrowed = cast
+        elif self._narrowed is not None:
+            self._narrowed, self._restored = None, self._narrowed if self._has_trained else None
+
+    def rounded(self) -> Mistake | None:
+        """The mistake of a step that goes on with weights which have been in half precision since the step before.
+
+        The weights that a run begins with may come from there: nothing that was trained is lost.
+        """
+        self._has_trained, cast, self._restored = True, self._restored, None
+        if cast is None:
+            return None
+        found = FindingEvidence(half=cast.changed, of=cast.of, dtype=dtype_name(cast.dtype))
+        return Mistake(Cause.HALF_PARAMS, cast.place, max(cast.step - 1, 0), MistakeForm.CAST_AND_BACK, found)
 
     def check(self, optimizer: Optimizer, *, refused: bool = False) -> Mistake | None:
         """The mistake; the gradients of each optimizer are looked at once, and when a scaler has ``refused`` them."""
@@ -330,8 +360,9 @@ class HalfGradients:
         held = [p for p in OptimizerView(optimizer).parameters if p.grad is not None]
         half = [p for p in held if p.grad is not None and p.grad.dtype is torch.float16]
         self._found[id(optimizer)] = bool(half)
-        found = {"parameters": len(half), "of": len(held), "cast": before is not None}
-        return Mistake(Cause.HALF_PARAMS, user_place(), evidence=found) if half else None
+        found = FindingEvidence(half=len(half), of=len(held), cast=before is not None)
+        place = self._narrowed.place if self._narrowed is not None else user_place()
+        return Mistake(Cause.HALF_PARAMS, place, evidence=found) if half else None
 
 
 def _nothing() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ampscope.capture.torch_support.user_line import Place, user_place
+from ampscope.trace.evidence import NO_EVIDENCE, FindingEvidence
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 
@@ -18,7 +19,7 @@ class Mistake(NamedTuple):
     place: Place | None
     step: int | None = None  #: where it is not the present one
     form: MistakeForm | None = None  #: how it showed
-    evidence: dict[str, Any] | None = None
+    evidence: FindingEvidence = NO_EVIDENCE
 
     @staticmethod
     def here(cause: Cause, form: MistakeForm) -> Mistake:

@@ -23,13 +23,16 @@ class ScaleDependence(NamedTuple):
     inhomogeneous: Cause | None = None  #: no power of the scale; the mistake of putting such a value into a gradient
     of_scale: bool = False  #: made of the scale and constants alone
     unscaled: bool = False  #: was scaled, and the scale was divided out
+    unknown: bool = False  #: it was written where nobody heard: nothing can be said of it
 
 
 DependenceOf = Callable[[Any], ScaleDependence]
 
 CONSTANT = ScaleDependence()
 SCALED = ScaleDependence(1.0)
+OF_SCALE = ScaleDependence(1.0, of_scale=True)
 FREE = ScaleDependence(unscaled=True)
+UNKNOWN = ScaleDependence(unknown=True)
 
 _BOUNDED = ScaleDependence(inhomogeneous=Cause.MISUSE_CLIP_BEFORE_UNSCALE)
 _ADDED = ScaleDependence(inhomogeneous=Cause.MISUSE_NO_UNSCALE)
@@ -105,10 +108,14 @@ def of_result(name: str, args: Sequence[Any], kwargs: dict[str, Any], dependence
     dependent = [each for each in (*operands, factor) if each != CONSTANT]
     if not dependent or name in _FREE:
         return CONSTANT
+    if UNKNOWN in dependent:
+        return UNKNOWN
     inhomogeneous = next((each for each in dependent if each.inhomogeneous), None)
     if inhomogeneous is not None:
         return ScaleDependence(inhomogeneous=inhomogeneous.inhomogeneous)
     result = _of_sum(name, values, operands, factor) if adds(name) else _of_homogeneous(name, values, operands)
+    if abs(result.degree) == 1 and any(each.of_scale and abs(each.degree) == 2 for each in dependent):
+        result = CONSTANT  # gradients of a squared loss: nobody saw the square, the loop divides it out
     if result.inhomogeneous or result.degree:
         return result._replace(of_scale=not result.inhomogeneous and all(each.of_scale for each in dependent))
     divided_out = any(each.of_scale for each in dependent) and not all(each.of_scale for each in dependent)

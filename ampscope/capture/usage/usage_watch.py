@@ -18,6 +18,7 @@ from ampscope.capture.events import (
     ScalerMethod,
     StepObserver,
     StepStart,
+    WeightsCast,
 )
 from ampscope.capture.hooks import process_hooks
 from ampscope.capture.torch_support import tensor_tree, torch_private
@@ -31,7 +32,7 @@ from ampscope.capture.usage.followed_values import FollowedValues, HandScale
 from ampscope.capture.usage.gradient_edits import GradientEdits
 from ampscope.capture.usage.gradient_scales import UNSCALED, GradientScales, HalfGradients, PartlyUnscaled, ScaledLosses
 from ampscope.capture.usage.mistake import Mistake, ReportMistake, holds_autocast
-from ampscope.capture.usage.scale_dependence import CONSTANT, ScaleDependence
+from ampscope.capture.usage.scale_dependence import CONSTANT, OF_SCALE, ScaleDependence
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 
@@ -150,10 +151,15 @@ class UsageWatch(StepObserver):
     def step_ended(self, ended: EndedStep) -> None:
         """Takes down that the optimizer has stepped or was skipped, and under which autocast region."""
         attempt = ended.attempt
+        self._report(self._half.rounded())
         self.stepped(attempt.optimizer, skipped=attempt.scaling is not None and not attempt.stepped)
         epoch = process_hooks.epoch[0]
         within = ended.ambient.autocast_dtype is not None and (not attempt.late or self._began_in_epoch == epoch)
         self._stepped_in_epoch = epoch if within else -1
+
+    def weights_cast(self, cast: WeightsCast) -> None:
+        """Takes down what the loop makes of the weights between two steps."""
+        self._half.cast(cast)
 
     def scheduler_stepped(self, scheduler: Any) -> None:
         """Checks that the step before was not skipped."""
@@ -239,6 +245,7 @@ class UsageWatch(StepObserver):
     def is_unheard(self, *, known: bool = True) -> None:
         """The calls that change gradients are not told now: they are those of before, if ``known``."""
         self._is_heard, self._is_known = False, known
+        self._values.missed = True
 
     @property
     def scales_by_hand(self) -> bool:
@@ -247,8 +254,11 @@ class UsageWatch(StepObserver):
 
     def edited(self, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         """A torch function ran between the unscaling of gradients and the scaler's update."""
-        if self._partly.is_so() and self._values.may_depend((*args, *kwargs.values())):
-            self._edits.function_ran(func, args, kwargs, result)
+        partly = self._partly.is_so()
+        if (partly or (self._scaled and self._values.holds_scaled)) and self._values.may_depend(
+            (*args, *kwargs.values())
+        ):
+            self._edits.function_ran(func, args, kwargs, result, unscaled=not partly)
 
     def weights_move(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """The loop is about to move weights with a torch function; the step may end with it."""
@@ -292,13 +302,13 @@ class UsageWatch(StepObserver):
                 self._report(mistake, self._step_of(None))
             elif any(map(_depends, dependences)):
                 mistake = Mistake.here(Cause.MISUSE_NO_UNSCALE, MistakeForm.LOSS_OF_SCALED_GRADIENTS)
-                self._report(mistake, self._step_of(None))
+                self._report(self._edits.of_kept(mistake, inputs), self._step_of(None))
         results = list(tensor_tree.tensors(outputs))
         self._losses.scaled(scaler, results)
         self._values.scale_tensor(scale)
         for loss in results:
             if self._values.dependence_of(loss) == CONSTANT:
-                self._values.follow(loss, ScaleDependence(1.0, of_scale=True))
+                self._values.follow(loss, OF_SCALE)
         self._handovers.scaled_by(scaler, scale)
 
     def scale_read(self, scale: float) -> None:
@@ -348,6 +358,10 @@ class UsageWatch(StepObserver):
             place: From which line.
             on_device: Whether the optimizer unscales by itself, without ``unscale_``.
         """
+        if not self._edits.are_judged:
+            self._report(self._edits.rate_of(optimizer), self._step_of(optimizer))
+            if self._calls.is_unscaled(scaler, optimizer):
+                self._report(self._edits.take(), self._step_of(optimizer))
         mistake = self._calls.step_begins(scaler, optimizer) or self._scales.cleared(optimizer)
         if mistake is not None:
             self._report(mistake, self._step_of(optimizer))

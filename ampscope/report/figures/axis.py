@@ -47,6 +47,15 @@ class Axis:
             low, high, at = math.log10(low), math.log10(high), math.log10(at)
         return (at - low) / (high - low) if high > low else 0.5
 
+    def percent(self, number: float) -> float:
+        """Returns the place of a value in percent of the axis, at an end of it for one beyond."""
+        return min(max(100 * self.place(number), 0.0), 100.0)
+
+    @property
+    def labelled(self) -> list[tuple[float, str]]:
+        """Returns the labels, each with its place in percent of the axis."""
+        return [(self.percent(tick), label) for tick, label in zip(self.ticks, self.labels, strict=True)]
+
 
 def step_axis(steps: Sequence[int]) -> Axis:
     """Optimizer steps from the first to the last of ``steps``."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ampscope.analysis.arrays import Curve
 from ampscope.analysis.precision.ranges.place_detail import PlaceDetail
 from ampscope.analysis.words import power_of_two
+from ampscope.report.figures.axis import Axis, step_axis
 from ampscope.report.numbers import count, value
 from ampscope.trace.dtypes import FINFO
 
@@ -54,6 +55,12 @@ class CourseFigure:
     low: float
     high: float
     ticks: tuple[tuple[int, str], ...]
+
+    @property
+    def axis(self) -> Axis:
+        """Returns the axis of the steps that the figure covers."""
+        steps = [*self.course.steps, *self.overflows, *((self.cone.high,) if self.cone is not None else ())]
+        return step_axis(steps or [self.marked or 0])
 
     def words(self, power: float) -> str:
         """Returns the text for a point of the course."""

@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 from ampscope.analysis.arrays import FloatArray
 from ampscope.analysis.precision.ranges.heat_map import HeatMap, HeatRow, Measure
 from ampscope.analysis.precision.ranges.measured import MeasuredRun
-from ampscope.analysis.precision.ranges.places import Group, Place
-from ampscope.analysis.words import place_in_words
+from ampscope.analysis.precision.ranges.places import OpPlace, ValueKind
+from ampscope.analysis.words import place_in_words, spanned
 from ampscope.report.numbers import count, share
-from ampscope.report.precision_words import bits, steps_words
+from ampscope.report.precision_words import bits
 from ampscope.report.safe_text import short
 
 #: The shade of a cell goes from the least to this.
@@ -35,11 +35,11 @@ MEASURES = {
     Measure.SUBNORMAL: ("share of subnormal values", "share of the non-zero values that are subnormal"),
 }
 GROUPS = {
-    Group.FORWARD: "forward",
-    Group.BACKWARD: "backward, with the loss scale",
-    Group.GRADIENTS: "parameters' gradients, with the loss scale",
-    Group.WEIGHTS: "weights and buffers",
-    Group.STATE: "optimizer state",
+    ValueKind.FORWARD: "forward",
+    ValueKind.BACKWARD: "backward, with the loss scale",
+    ValueKind.GRADIENTS: "parameters' gradients, with the loss scale",
+    ValueKind.WEIGHTS: "weights and buffers",
+    ValueKind.STATE: "optimizer state",
 }
 _KEY = {
     Measure.HEADROOM: (0, 2, 4, 8, 12, 16, PLENTY),
@@ -72,7 +72,7 @@ class HeatFigure:
     rows: tuple[HeatFigureRow, ...]
     words: tuple[str, ...]
     places: tuple[str, ...]  #: op, phase and dtype
-    keys: tuple[str, ...]  #: of each place, its `Place.key`
+    keys: tuple[str, ...]  #: of each place, its `OpPlace.key`
     columns: tuple[str, ...]  #: which steps a column stands for
     steps: tuple[int, ...]  #: the last of them
     ticks: tuple[tuple[float, str], ...]  #: by their place from 0 at the left to 1 at the right
@@ -101,7 +101,7 @@ def heat_figure(seen: HeatMap, found: MeasuredRun, *, as_tree: bool = True) -> H
         words=tuple(words.found),
         places=tuple(map(_place_words, shown)),
         keys=tuple(place.key for place in shown),
-        columns=tuple(steps_words(each.first, each.last) for each in seen.columns),
+        columns=tuple(spanned("step", each.first, each.last) for each in seen.columns),
         steps=tuple(each.last for each in seen.columns),
         ticks=_ticks([each.first for each in seen.columns]),
         key=tuple((_shade(at, seen.measure), _tick_words(at, seen.measure)) for at in _KEY[seen.measure]),
@@ -199,7 +199,7 @@ def _tick_words(value: float, measure: Measure) -> str:
     return f"{value:.0f} or more" if value == PLENTY else f"{value:.0f}"
 
 
-def _place_words(place: Place) -> str:
+def _place_words(place: OpPlace) -> str:
     return short(f"{place_in_words(place.op, place.name)}, {place.phase}, {place.dtype}".replace(", ,", ","), 120)
 
 

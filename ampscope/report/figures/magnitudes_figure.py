@@ -31,7 +31,7 @@ _LEAST, _LEAST_LOST, _AIR = 0.015, 0.12, 0.06
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class HistogramBar:
     """How many values lie between two powers of two, as a share of the fullest such bar."""
 
     low: float
@@ -42,14 +42,14 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Histogram:
+class TensorHistogram:
     """One tensor's magnitudes."""
 
     role: str
     facts: tuple[str, ...]  #: dtype and shape
     zeros: str = ""  #: how many values are zero, in words
     nonfinite: str = ""  #: what is not finite, in words
-    bars: tuple[Bar, ...] = ()
+    bars: tuple[HistogramBar, ...] = ()
     empty: str = ""  #: what stands there instead of bars
     vanishes_below: float | None = None  #: where its dtype ends, if that is inside the picture
     overflows_above: float | None = None
@@ -58,7 +58,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
+class DtypeBand:
     """A dtype's normal range and, paler, its subnormal one."""
 
     words: str
@@ -70,12 +70,12 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Magnitudes:
+class MagnitudesFigure:
     """Histograms below each other on one axis of powers of two, and the dtypes' ranges at the foot."""
 
     axis: Axis
-    histograms: tuple[Histogram, ...]
-    bands: tuple[Band, ...]
+    histograms: tuple[TensorHistogram, ...]
+    bands: tuple[DtypeBand, ...]
     left_out: str  #: tensors that are not drawn, in words
     caption: str = (
         "magnitude of the values; coloured bands: what a dtype can hold, pale where it is subnormal and loses digits"
@@ -84,7 +84,7 @@ class Magnitudes:
 
 def magnitudes(
     operands: Sequence[Operand], tried: Sequence[Tried] = (), *, bands: Sequence[str] = BANDS
-) -> Magnitudes | None:
+) -> MagnitudesFigure | None:
     """One histogram for each operand that was counted; None when none has a value.
 
     Args:
@@ -99,7 +99,7 @@ def magnitudes(
     axis = _axis(shown, reach)
     results = [each for each in shown if _is_result(each)]
     reaching = [each for each in results if nonfinite(each)] or results
-    return Magnitudes(
+    return MagnitudesFigure(
         axis=axis,
         histograms=tuple(_histogram(each, axis, reach if each in reaching else None) for each in _most_telling(shown)),
         bands=tuple(_band(FINFO[name]) for name in bands),
@@ -143,10 +143,10 @@ def _axis(operands: Sequence[Operand], reach: float | None) -> Axis:
     return Axis(low=low, high=high, ticks=tuple(powers), labels=tuple(map(power_of_two, powers)))
 
 
-def _histogram(operand: Operand, axis: Axis, reach: float | None) -> Histogram:
+def _histogram(operand: Operand, axis: Axis, reach: float | None) -> TensorHistogram:
     own = FINFO.get(operand.dtype)
     counted = any(operand.exp_counts)
-    return Histogram(
+    return TensorHistogram(
         role=operand.role,
         facts=tuple(each for each in (operand.dtype, operand.shape) if each),
         zeros=f"{part(operand.statistics.zeros, operand.numel)} exactly zero" if operand.statistics.zeros else "",
@@ -160,7 +160,7 @@ def _histogram(operand: Operand, axis: Axis, reach: float | None) -> Histogram:
     )
 
 
-def _bars(operand: Operand) -> Iterator[Bar]:
+def _bars(operand: Operand) -> Iterator[HistogramBar]:
     total, most = sum(operand.exp_counts), max(operand.exp_counts)
     for power, number in enumerate(operand.exp_counts, start=operand.statistics.exp_low or 0):
         if number:
@@ -169,7 +169,7 @@ def _bars(operand: Operand) -> Iterator[Bar]:
             yield _bar(power, max(number / most, _LEAST), dtype_color(operand.dtype), hover)
 
 
-def _became_infinite(operand: Operand, own: FloatInfo, axis: Axis) -> Iterator[Bar]:
+def _became_infinite(operand: Operand, own: FloatInfo, axis: Axis) -> Iterator[HistogramBar]:
     """Yields the bar of the elements that became infinite, beyond the largest number."""
     infinite = (operand.statistics.posinf or 0) + (operand.statistics.neginf or 0)
     if infinite and own.top < axis.high:
@@ -177,12 +177,12 @@ def _became_infinite(operand: Operand, own: FloatInfo, axis: Axis) -> Iterator[B
         yield _bar(own.top, min(height, 1.0), ALARM, f"{count(infinite, 'element')} became infinite")
 
 
-def _bar(power: int, height: float, color: str, hover: str) -> Bar:
-    return Bar(low=power + _AIR, high=power + 1 - _AIR, height=height, color=color, hover=hover)
+def _bar(power: int, height: float, color: str, hover: str) -> HistogramBar:
+    return HistogramBar(low=power + _AIR, high=power + 1 - _AIR, height=height, color=color, hover=hover)
 
 
-def _band(own: FloatInfo) -> Band:
-    return Band(
+def _band(own: FloatInfo) -> DtypeBand:
+    return DtypeBand(
         words=f"{own.name}, normal from {power_of_two(own.normal)} to {power_of_two(own.top)}",
         color=dtype_color(own.name),
         ink=ink_on(own.name),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ampscope.analysis.results import Incident, PathNode
-from ampscope.analysis.step_graph import Closeup, Neighbour
+from ampscope.analysis.step_graph import IncidentSurroundings, Neighbour
 from ampscope.analysis.words import op_in_words
 from ampscope.report.numbers import UNMEASURED, count, span
 from ampscope.report.palette import dtype_color
@@ -25,7 +25,7 @@ _CARRIED: dict[str, str] = {Pseudo.CARRIED: "", Pseudo.CARRIED_AFTER: "after: "}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class DrawnOp:
     """An op with what it gave."""
 
     of: PathNode
@@ -46,7 +46,7 @@ class FoldedNodes:
     """Ops that are shown when asked for."""
 
     words: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[DrawnOp, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Box:
     """Ops of one module that follow each other, or neighbours of the path."""
 
     title: str
-    nodes: tuple[Node | FoldedNodes, ...]
+    nodes: tuple[DrawnOp | FoldedNodes, ...]
     more: str = ""  #: what is left out, in words
     is_beside: bool = False  #: it is not on the path
 
@@ -96,10 +96,10 @@ class _Run:
 
     module: str  #: its name, else its type: the model itself has no name
     backward: bool
-    nodes: tuple[Node, ...]
+    nodes: tuple[DrawnOp, ...]
 
 
-def path_graph(incident: Incident, seen: Closeup) -> PathGraph | None:
+def path_graph(incident: Incident, seen: IncidentSurroundings) -> PathGraph | None:
     """The graph of an incident's path; None where it has none.
 
     Args:
@@ -124,7 +124,7 @@ def _runs(path: Sequence[PathNode]) -> Iterator[_Run]:
         yield _Run(module, back, tuple(node for *_, node in group))
 
 
-def _nodes(path: Sequence[PathNode]) -> Iterator[Node]:
+def _nodes(path: Sequence[PathNode]) -> Iterator[DrawnOp]:
     before = None
     for number, op in enumerate(path):
         mark = "origin" if not number else "reached" if number == len(path) - 1 else ""
@@ -146,15 +146,15 @@ def _folded(runs: Sequence[_Run]) -> FoldedBoxes:
 
 
 def _box(run: _Run) -> Box:
-    nodes: list[Node | FoldedNodes] = list(run.nodes)
+    nodes: list[DrawnOp | FoldedNodes] = list(run.nodes)
     if len(nodes) > _OPS:
         middle = run.nodes[_OPS_HEAD:-_OPS_TAIL]
         nodes[_OPS_HEAD:-_OPS_TAIL] = [FoldedNodes(count(len(middle), "more op"), middle)]
     return Box(title=run.module or "outside the watched modules", nodes=tuple(nodes))
 
 
-def _node(op: PathNode, *, mark: str = "", beside: str = "", line: str = "") -> Node:
-    return Node(
+def _node(op: PathNode, *, mark: str = "", beside: str = "", line: str = "") -> DrawnOp:
+    return DrawnOp(
         of=op,
         name=_name(op),
         op=op.op,
@@ -188,7 +188,7 @@ def _health(op: PathNode) -> str:
     return "fine" if math.isfinite(op.min) and math.isfinite(op.max) else "bad"
 
 
-def _operands(seen: Closeup) -> Box | None:
+def _operands(seen: IncidentSurroundings) -> Box | None:
     return _beside(
         "what the origin read",
         [(each, f"operand {each.arg}") for each in seen.operands],
@@ -197,7 +197,7 @@ def _operands(seen: Closeup) -> Box | None:
     )
 
 
-def _readers(seen: Closeup) -> Box | None:
+def _readers(seen: IncidentSurroundings) -> Box | None:
     return _beside(
         "What else read the origin's result",
         [(each, each.node.module) for each in seen.readers],

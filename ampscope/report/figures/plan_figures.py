@@ -33,7 +33,7 @@ KEY = {"fits": "may go that low", "up": "should stay above it", "unknown": "valu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class FormatCell:
     """A module in a format."""
 
     number: str  #: the share that decides; empty where nothing is lost
@@ -49,7 +49,7 @@ class MatrixRow:
 
     name: str  #: empty for the model itself
     kind: str  #: its class
-    cells: tuple[Cell, ...]
+    cells: tuple[FormatCell, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,17 +97,17 @@ def _row(module: ModulePlan, names: Sequence[str]) -> MatrixRow:
     )
 
 
-def _cell(module: ModulePlan, name: str) -> Cell:
+def _cell(module: ModulePlan, name: str) -> FormatCell:
     loss = module.formats[name]
     hover = _hover(module, loss, name)
     if loss.fits is None:
-        return Cell(number="", words="not measured", kind="unknown", weight=0.0, hover=hover)
+        return FormatCell(number="", words="not measured", kind="unknown", weight=0.0, hover=hover)
     if not loss.fits and is_overflow_seen(module, name):
-        return Cell(number="", words="overflowed", kind="up", weight=_DARKEST, hover=hover)
+        return FormatCell(number="", words="overflowed", kind="up", weight=_DARKEST, hover=hover)
     part: float = getattr(loss, loss.decides) if loss.decides else 0.0
     weight = _CALM if loss.fits else _LEAST + (_DARKEST - _LEAST) * math.sqrt(part)
     number, words = (share(part), _SHORT[loss.decides]) if loss.decides else ("", "fits")
-    return Cell(number=number, words=words, kind="fits" if loss.fits else "up", weight=weight, hover=hover)
+    return FormatCell(number=number, words=words, kind="fits" if loss.fits else "up", weight=weight, hover=hover)
 
 
 def _hover(module: ModulePlan, loss: FormatLoss, name: str) -> str:

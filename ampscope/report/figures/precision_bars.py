@@ -23,7 +23,7 @@ _OUTSIDE = "outside modules"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DtypePart:
     """One dtype's part of a bar."""
 
     dtype: str
@@ -44,7 +44,7 @@ class Bar:
     """A whole and its parts, from left to right."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[DtypePart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +81,11 @@ def module_bars(rows: Sequence[PrecisionRow], *, most: int, by_bytes: bool = Fal
     )
 
 
-def _parts(row: PrecisionRow, *, by_bytes: bool) -> Iterator[Part]:
+def _parts(row: PrecisionRow, *, by_bytes: bool) -> Iterator[DtypePart]:
     for one in sorted(row.shares, key=lambda one: dtype_rank(one.dtype)):
         part = row.part(one.dtype, by_bytes=by_bytes)
         words = f"{one.dtype} {share(part)}"
-        yield Part(
+        yield DtypePart(
             dtype=one.dtype,
             share=part,
             words=words,
@@ -115,7 +115,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class DtypeSwitch:
     """A column in which modules go over to another dtype."""
 
     column: int
@@ -129,7 +129,7 @@ class DtypeSteps:
     layers: tuple[Layer, ...]  #: the lowest first
     steps: tuple[int, ...]  #: of each column, a step that it stands for
     ticks: tuple[tuple[int, str], ...]  #: columns with the words below them
-    marks: tuple[Mark, ...]
+    marks: tuple[DtypeSwitch, ...]
     chosen: int | None  #: the column of the step that is looked at
     chosen_words: str  #: what stands above it
     unit: str = "share of the ops"
@@ -183,14 +183,14 @@ def _steps(seen: PrecisionOverSteps, first: int, end: int) -> str:
     return f"steps {count(seen.steps[first])} to {count(seen.steps[end - 1])}"
 
 
-def _marks(seen: PrecisionOverSteps, bounds: Sequence[tuple[int, int]]) -> Iterator[Mark]:
+def _marks(seen: PrecisionOverSteps, bounds: Sequence[tuple[int, int]]) -> Iterator[DtypeSwitch]:
     found: dict[int, list[DtypeChange]] = {}
     places = {step: at for at, step in enumerate(seen.steps)}
     for change in seen.changes:
         found.setdefault(_column_of(places[change.step], bounds), []).append(change)
     for column, changes in found.items():
         more = f"; and {len(changes) - 1:,} more" if len(changes) > 1 else ""
-        yield Mark(column=column, hover=f"{change_words(changes[0])}{more}")
+        yield DtypeSwitch(column=column, hover=f"{change_words(changes[0])}{more}")
 
 
 def _column_of(place: int, bounds: Sequence[tuple[int, int]]) -> int:

@@ -9,12 +9,12 @@ from itertools import groupby
 from ampscope.analysis.arrays import Curve, thinner
 from ampscope.analysis.causes.catalogue import item_in_words
 from ampscope.analysis.diagnosis.run_summary import SCALE_AT_WORK
-from ampscope.analysis.overview.overview import GroupCurve, Moment, Overview
+from ampscope.analysis.overview.overview import GroupCurve, Milestone, Overview
 from ampscope.analysis.overview.rank_lives import CellState, StepGrid
 from ampscope.analysis.results import Finding, Incident
 from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.what_if import WhatIf
-from ampscope.analysis.words import when_in_words
+from ampscope.analysis.words import spanned, when_in_words
 from ampscope.report.figures.axis import round_ticks, scale_axis
 from ampscope.report.figures.stack import (
     Edge,
@@ -72,7 +72,7 @@ def timeline_stack(seen: Overview, items: Sequence[Incident | Finding]) -> Stack
 
 def scale_stack(
     history: ScaleHistory,
-    moments: Sequence[Moment] = (),
+    moments: Sequence[Milestone] = (),
     lr: Curve = _NO_CURVE,
     *,
     groups: Sequence[GroupCurve] = (),
@@ -183,7 +183,7 @@ def _skip_lane(skips: Sequence[int], name: str = SKIPPED) -> Iterator[Lane]:
         )
 
 
-def _moment_lanes(moments: Sequence[Moment]) -> Iterator[Lane]:
+def _moment_lanes(moments: Sequence[Milestone]) -> Iterator[Lane]:
     for kind, name, symbol in _MOMENT_LANES:
         mine = [moment for moment in moments if moment.kind == kind]
         if mine:
@@ -196,7 +196,7 @@ def _moment_lanes(moments: Sequence[Moment]) -> Iterator[Lane]:
             )
 
 
-def _moment_lines(moments: Sequence[Moment]) -> tuple[int, ...]:
+def _moment_lines(moments: Sequence[Milestone]) -> tuple[int, ...]:
     """Returns the steps where state was saved or loaded or the run resumed; none where too many for lines."""
     steps = sorted({moment.step for moment in moments if moment.kind in _LINED})
     return tuple(steps) if len(steps) <= _MOST_LINES else ()
@@ -312,7 +312,7 @@ KEY: dict[CellState, tuple[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class CellStretch:
     """Neighbouring cells of one row that are alike; places are shares of the width."""
 
     start: float
@@ -326,7 +326,7 @@ class GridRow:
     """One rank, or a few that share a row."""
 
     name: str  #: empty where it would stand too close to the next
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[CellStretch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,24 +355,20 @@ def rank_grid(grid: StepGrid) -> RankGrid:
     )
 
 
-def _stretches(grid: StepGrid, row: int, columns: int) -> tuple[Stretch, ...]:
+def _stretches(grid: StepGrid, row: int, columns: int) -> tuple[CellStretch, ...]:
     found = []
     for state, cells in groupby(range(columns), key=lambda column: int(grid.cells[row, column])):
         first, *rest = cells
         last = rest[-1] if rest else first
-        steps = _span("step", grid.steps_of(first)[0], grid.steps_of(last)[1])
+        steps = spanned("step", grid.steps_of(first)[0], grid.steps_of(last)[1])
         kind, words = KEY[CellState(state)]
         hover = f"{_row_name(grid, row)}, {steps}: {words}"
-        found.append(Stretch(first / columns, (last + 1 - first) / columns, kind, hover))
+        found.append(CellStretch(first / columns, (last + 1 - first) / columns, kind, hover))
     return tuple(found)
 
 
 def _row_name(grid: StepGrid, row: int) -> str:
-    return _span("rank", *grid.ranks_of(row))
-
-
-def _span(noun: str, first: int, last: int) -> str:
-    return f"{noun} {count(first)}" if first == last else f"{noun}s {count(first)} to {count(last)}"
+    return spanned("rank", *grid.ranks_of(row))
 
 
 def _ticks(grid: StepGrid) -> tuple[tuple[float, str], ...]:

@@ -10,8 +10,8 @@ from ampscope.analysis.diagnosis.run_summary import what_happened
 from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.precision.precision import Precision
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, ScaleHealth
-from ampscope.analysis.usage.mistakes import Check
-from ampscope.analysis.words import in_words, received_in_words, when_in_words
+from ampscope.analysis.usage.mistakes import UsageCheck
+from ampscope.analysis.words import capitalized, in_words, received_in_words, when_in_words
 from ampscope.report import numbers
 from ampscope.report.diagnosis_words import TITLE, cure_in_words, number_line, remedy_in_words
 from ampscope.report.figures.precision_bars import step_bars
@@ -140,7 +140,7 @@ def remedy_mark(item: Item, remedy: Remedy) -> str:
 def what(item: Item) -> str:
     """The cause and the steps."""
     words = what_in_words(item)
-    return f"{words[:1].upper()}{words[1:]}, {when_in_words(item)}"
+    return f"{capitalized(words)}, {when_in_words(item)}"
 
 
 def _remedy(item: Item, remedy: Remedy) -> str:
@@ -178,12 +178,12 @@ def _op_in(incident: Incident) -> str:
     return f"{incident.op}{inside}, {incident.phase}" if incident.op else ""
 
 
-def checks_html(checks: Sequence[Check]) -> str:
+def checks_html(checks: Sequence[UsageCheck]) -> str:
     """One line for each check: done right, mistaken, otherwise but harmless, or of no use in this run."""
     return f'<ul class="amp-checks">{"".join(map(_check, checks))}</ul>'
 
 
-def _check(check: Check) -> str:
+def _check(check: UsageCheck) -> str:
     if check.found:
         kind, sign, word = "failed", "\N{MULTIPLICATION X}", numbers.count(check.found, "mistake")
     elif check.noted:

@@ -8,8 +8,9 @@ from ampscope.analysis.cures import other_forms
 from ampscope.analysis.cures.trials import modules_in_words
 from ampscope.analysis.overview.unusual_moves import FIRST, UNUSUAL
 from ampscope.analysis.results import Incident, LastGood, Move, MoveKind, Operand, Tried
-from ampscope.analysis.step_graph import Closeup
-from ampscope.analysis.words import in_words, place_in_words, replay_in_words, trigger_in_words
+from ampscope.analysis.step_graph import IncidentSurroundings
+from ampscope.analysis.triggers import words_of
+from ampscope.analysis.words import in_words, place_in_words, replay_in_words
 from ampscope.report.diagnosis_words import cost_in_words
 from ampscope.report.figures.magnitudes_figure import magnitudes
 from ampscope.report.figures.path_graph import path_graph
@@ -19,7 +20,7 @@ from ampscope.report.html.ops_svg import magnitudes_html, path_graph_html
 from ampscope.report.html.tables_html import TableRows, table_html
 from ampscope.report.numbers import UNKNOWN, UNMEASURED, count, nonfinite, part, seconds, share, span, value
 from ampscope.report.safe_text import short
-from ampscope.trace.schema import Change, Trial, Trigger
+from ampscope.trace.schema import Change, Trial
 from ampscope.trace.vocabulary import Severity
 
 #: What is said of a tensor's values, under its heading; the Replay page says the same of every op.
@@ -45,7 +46,7 @@ _FP32 = {
 
 def found(incident: Incident) -> Iterator[str]:
     """Says how an incident was noticed, how far its replay can be trusted, and what float32 gives."""
-    noticed = trigger_in_words(incident.trigger)
+    noticed = words_of(incident.trigger).noticed
     if noticed:
         yield f"Noticed because {noticed}."
     if trust := replay_in_words(incident):
@@ -73,18 +74,6 @@ _CHANGES: dict[str, str] = {
     Change.FP32: "everything in float32",
     Change.BF16: "bfloat16 in place of float16",
     Change.CONVERSIONS: "float32 where the code itself converts to half precision",
-}
-_OUTCOMES = ("\N{CHECK MARK} finite: cures this step", "\N{MULTIPLICATION X} still not finite")
-#: Of steps that were finite all along.
-_OF_FINITE: dict[str, tuple[str, str]] = {
-    Trigger.ABSORBED_OVERFLOW: (
-        "\N{CHECK MARK} agrees with float32: cures this step",
-        "\N{MULTIPLICATION X} does not agree with float32",
-    ),
-    Trigger.LOST_GRADIENT: (
-        "\N{CHECK MARK} keeps its gradients: cures this step",
-        "\N{MULTIPLICATION X} still loses gradients",
-    ),
 }
 
 
@@ -143,8 +132,11 @@ def change_in_words(tried: Tried) -> str:
 def outcome_in_words(tried: Tried, trigger: str) -> str:
     """Says what came out of a counterfactual replay, for the trigger of the incident."""
     failed = f"could not be run: {tried.reason}" if tried.reason else "could not be run"
-    cured, not_cured = _OF_FINITE.get(trigger, _OUTCOMES)
-    told: dict[str, str] = {Trial.FINITE: cured, Trial.NONFINITE: not_cured}
+    words = words_of(trigger)
+    told: dict[str, str] = {
+        Trial.FINITE: f"\N{CHECK MARK} {words.cured}: cures this step",
+        Trial.NONFINITE: f"\N{MULTIPLICATION X} {words.not_cured}",
+    }
     return told.get(tried.outcome, failed)
 
 
@@ -206,18 +198,9 @@ def _seen(move: Move) -> tuple[str, str]:
 
 #: Parameters named before the rest is only counted.
 NAMED = 12
-_BAD_GRADIENTS = "Gradients that were not finite"
-#: What the parameters of an incident are, where it is something else than gradients that are not finite.
-_TRIPPED: dict[str, str] = {
-    Trigger.LOST_GRADIENT: "Gradients that lost a part of themselves",
-    Trigger.ABSORBED_OVERFLOW: "Gradients that lost a part of themselves",
-    Trigger.NONFINITE_BUFFER: "Buffers that were not finite",
-    Trigger.NONFINITE_STATE: "State that was not finite",
-    Trigger.NONFINITE_WEIGHT: "Weights that were not finite",
-}
 
 
-def item_sections(item: Item, seen: Closeup) -> str:
+def item_sections(item: Item, seen: IncidentSurroundings) -> str:
     """The sections of an incident or finding below its card, whichever of them it has."""
     calm = item.severity is Severity.INFO
     lines = listing(seen.lines, item.source, calm=calm) if item.source and len(seen.lines) > 1 else ""
@@ -228,7 +211,7 @@ def item_sections(item: Item, seen: Closeup) -> str:
     return "".join(parts) + (_evidence(item, seen) if isinstance(item, Incident) else "")
 
 
-def _evidence(incident: Incident, seen: Closeup) -> str:
+def _evidence(incident: Incident, seen: IncidentSurroundings) -> str:
     operands = (*incident.inputs, *incident.outputs)
     parts = {
         "From the origin to what it reached": path_graph_html(path_graph(incident, seen)),
@@ -244,7 +227,7 @@ def _evidence(incident: Incident, seen: Closeup) -> str:
 
 def tripped_heading(trigger: str) -> str:
     """Returns the heading over the parameters that an incident names: what is the matter with them."""
-    return _TRIPPED.get(trigger, _BAD_GRADIENTS)
+    return words_of(trigger).tripped
 
 
 def tripped_html(names: Sequence[str], way: Callable[[str], str] = lambda _: "") -> str:

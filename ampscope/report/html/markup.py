@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,11 @@ def link_html(address: str, inside: str) -> str:
     if not address or not inside:
         return inside
     return f'<a class="amp-go" href="{html.escape(address)}" target="_self">{inside}</a>'
+
+
+def labels_html(labels: Iterable[tuple[float, str]]) -> str:
+    """Paints labels along an axis, each at its place in percent of the width."""
+    return "".join(f'<span style="left:{at:.2f}%">{as_html(words)}</span>' for at, words in labels)
 
 
 def as_code(text: str, limit: int = 4000) -> str:

@@ -11,7 +11,7 @@ from ampscope.analysis.overview.overview import Overview, overview
 from ampscope.analysis.precision.precision import Precision
 from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.analysis.scale.scale_history import ScaleHistory, scale_story
-from ampscope.analysis.step_graph import Closeup, closeup
+from ampscope.analysis.step_graph import IncidentSurroundings, closeup
 from ampscope.analysis.words import when_in_words
 from ampscope.errors import AmpscopeError
 from ampscope.report.figures.step_figures import scale_stack, timeline_stack
@@ -51,12 +51,12 @@ def _run(run: Run) -> str:
 
 def _diagnosis(diagnosis: Diagnosis) -> str:
     primary = diagnosis.primary
-    below = item_sections(primary, Closeup()) if primary is not None else ""
+    below = item_sections(primary, IncidentSurroundings()) if primary is not None else ""
     return f"{verdict_html(diagnosis)}{below}{_noticed(most_urgent_first(diagnosis))}"
 
 
 def _item(item: Item) -> str:
-    return item_html(item) + item_sections(item, Closeup())
+    return item_html(item) + item_sections(item, IncidentSurroundings())
 
 
 def _noticed(items: Sequence[Item]) -> str:

@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 from ampscope.analysis.results import PathNode
 from ampscope.report.figures.axis import Axis
-from ampscope.report.figures.magnitudes_figure import Band, Bar, Histogram, Magnitudes
-from ampscope.report.figures.path_graph import Box, Flow, FoldedBoxes, FoldedNodes, Node, PathGraph
+from ampscope.report.figures.magnitudes_figure import DtypeBand, HistogramBar, MagnitudesFigure, TensorHistogram
+from ampscope.report.figures.path_graph import Box, DrawnOp, Flow, FoldedBoxes, FoldedNodes, PathGraph
 from ampscope.report.html.markup import as_html, link_html
 
 #: Percent of the axis at its ends, where half of a label would lie outside.
 _END = 1.5
 
 
-def magnitudes_html(figure: Magnitudes | None) -> str:
+def magnitudes_html(figure: MagnitudesFigure | None) -> str:
     """The figure; empty without one."""
     if figure is None:
         return ""
     axis = figure.axis
     drawn = "".join(_histogram(each, axis) for each in figure.histograms)
     bands = "".join(_band(band, axis) for band in figure.bands)
-    labels = "".join(_label(_at(axis, tick), label) for tick, label in zip(axis.ticks, axis.labels, strict=True))
+    labels = "".join(_label(*each) for each in axis.labelled)
     return (
         f'<div class="amp-magnitudes">{drawn}<div class="amp-place">{figure.left_out}</div>'
         f'<div class="amp-bands">{bands}</div><div class="amp-powers">{labels}</div>'
@@ -36,17 +36,17 @@ def _label(at: float, words: str) -> str:
     return f'<span style="left:{at:.2f}%{aside}">{words}</span>'
 
 
-def _histogram(each: Histogram, axis: Axis) -> str:
+def _histogram(each: TensorHistogram, axis: Axis) -> str:
     bars = "".join(_bar(bar, axis) for bar in each.bars)
     empty = f'<span class="amp-nothing">{each.empty}</span>' if each.empty else ""
-    mark = "" if each.mark is None else f'<span class="amp-reach" style="left:{_at(axis, each.mark):.2f}%"></span>'
+    mark = "" if each.mark is None else f'<span class="amp-reach" style="left:{axis.percent(each.mark):.2f}%"></span>'
     return (
         f'<div class="amp-operand"><div class="amp-panel-name">{_title(each)}</div>'
         f'<div class="amp-histogram">{_limits(each, axis)}{bars}{empty}{mark}</div></div>'
     )
 
 
-def _title(each: Histogram) -> str:
+def _title(each: TensorHistogram) -> str:
     facts = " ".join(as_html(fact, 30) for fact in each.facts)
     zeros = f", {as_html(each.zeros)}" if each.zeros else ""
     alarm = f' <span class="amp-key">and {as_html(each.nonfinite)}</span>' if each.nonfinite else ""
@@ -54,12 +54,12 @@ def _title(each: Histogram) -> str:
     return f"<b>{as_html(each.role, 60)}</b> <span class='amp-faint'>{facts}{zeros}</span>{alarm}{mark}"
 
 
-def _bar(bar: Bar, axis: Axis) -> str:
+def _bar(bar: HistogramBar, axis: Axis) -> str:
     style = f"{_box(axis, bar.low, bar.high)};--part:{bar.height:.3f};background:{bar.color}"
     return f'<i style="{style}" title="{as_html(bar.hover)}"></i>'
 
 
-def _limits(each: Histogram, axis: Axis) -> str:
+def _limits(each: TensorHistogram, axis: Axis) -> str:
     """Draws the shaded ranges that lie outside the tensor's own dtype."""
     shaded = []
     if each.vanishes_below is not None:
@@ -71,22 +71,17 @@ def _limits(each: Histogram, axis: Axis) -> str:
     return "".join(shaded)
 
 
-def _band(band: Band, axis: Axis) -> str:
+def _band(band: DtypeBand, axis: Axis) -> str:
     """The range, cut to the picture."""
     normal = f"background:{band.color};color:{band.ink};{_box(axis, band.normal, band.top)}"
     pale = f"background:{band.color};{_box(axis, band.lowest, band.normal)}"
     return f'<div class="amp-band"><i class="pale" style="{pale}"></i><span style="{normal}">{band.words}</span></div>'
 
 
-def _at(axis: Axis, power: float) -> float:
-    """Returns the place of a power of two, in percent of the width."""
-    return min(max(100 * axis.place(power), 0.0), 100.0)
-
-
 def _box(axis: Axis, start: float, stop: float) -> str:
     """The style of what reaches from one power to another."""
-    left = _at(axis, start)
-    return f"left:{left:.2f}%;width:{_at(axis, stop) - left:.2f}%"
+    left = axis.percent(start)
+    return f"left:{left:.2f}%;width:{axis.percent(stop) - left:.2f}%"
 
 
 _ARROW = '<div class="amp-to" aria-hidden="true"></div>'
@@ -137,7 +132,7 @@ class _Painter:
         nodes = "".join(map(self._nodes, box.nodes))
         more = f'<div class="amp-place">{box.more}</div>' if box.more else ""
         title = as_html(box.title, 80).replace(".", ".<wbr>")
-        first = next((node for node in box.nodes if isinstance(node, Node)), None)
+        first = next((node for node in box.nodes if isinstance(node, DrawnOp)), None)
         if first is not None and not box.is_beside:
             title = link_html(self.ways.module(first.of), title)
         return f'<section class="{kinds}"><header>{title}</header>{nodes}{more}</section>'
@@ -145,12 +140,12 @@ class _Painter:
     def _folded_boxes(self, folded: FoldedBoxes) -> str:
         return _fold(folded.words, "".join(map(self.box, folded.boxes)))
 
-    def _nodes(self, drawn: Node | FoldedNodes) -> str:
+    def _nodes(self, drawn: DrawnOp | FoldedNodes) -> str:
         if isinstance(drawn, FoldedNodes):
             return _fold(drawn.words, "".join(map(self._node, drawn.nodes)))
         return self._node(drawn)
 
-    def _node(self, node: Node) -> str:
+    def _node(self, node: DrawnOp) -> str:
         kind = " ".join(filter(None, ("amp-node", node.health, node.mark)))
         chip = f' <span class="amp-chip error">{node.mark}</span>' if node.mark else ""
         beside = f'<span class="amp-place"> {as_html(node.beside, 60)}</span>' if node.beside else ""
@@ -159,7 +154,7 @@ class _Painter:
         inside = f'<b>{name}</b>{chip}{beside}<div class="amp-values">{values}</div>{_type(node)}{self._line(node)}'
         return f'<div class="{kind}" title="{as_html(node.op, 160)}">{inside}</div>'
 
-    def _line(self, node: Node) -> str:
+    def _line(self, node: DrawnOp) -> str:
         if not node.line:
             return ""
         if self.ways.copies:
@@ -172,7 +167,7 @@ def _fold(words: str, content: str) -> str:
     return f'<details class="amp-fold"><summary>{words}</summary>{content}</details>'
 
 
-def _type(node: Node) -> str:
+def _type(node: DrawnOp) -> str:
     shape = f" {as_html(node.shape, 40)}" if node.shape else ""
     dot = f'<i class="amp-swatch" style="background:{node.color}"></i>' if node.color else ""
     return f'<div class="amp-place">{dot}{as_html(node.dtype, 30)}{shape}</div>'

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ampscope.report.figures.axis import Axis
 from ampscope.report.figures.stack import AXIS_NAME, REPORT_HEIGHTS, Edge, Lane, Panel, Stack, step_words
-from ampscope.report.html.markup import as_html
+from ampscope.report.html.markup import as_html, labels_html
 
 #: Units of the SVG's own coordinates, which are stretched over the page.
 _UNITS = 1000
@@ -22,8 +22,7 @@ def stack_html(stack: Stack) -> str:
     steps = stack.axis
     panels = "".join(_panel(panel, stack, steps) for panel in stack.panels)
     lanes = "".join(_lane(lane, steps) for lane in stack.lanes)
-    labels = "".join(_step_label(steps, *tick) for tick in zip(steps.ticks, steps.labels, strict=True))
-    foot = f'<div class="amp-plot"><div></div><div class="amp-steps">{labels}</div></div>'
+    foot = f'<div class="amp-plot"><div></div><div class="amp-steps">{labels_html(steps.labelled)}</div></div>'
     marked = "" if stack.marked is None else f"; the line: {step_words(stack.marked)}"
     heights = f"--panel:{REPORT_HEIGHTS.panel}px;--lane:{REPORT_HEIGHTS.lane}px"
     return (
@@ -32,22 +31,14 @@ def stack_html(stack: Stack) -> str:
     )
 
 
-def _step_label(steps: Axis, tick: float, label: str) -> str:
-    return f'<span style="left:{_percent(steps, tick)}">{label}</span>'
-
-
 def _panel(panel: Panel, stack: Stack, steps: Axis) -> str:
     axis = panel.axis
     keys = "".join(
         f' <span class="amp-key{" calm" if edge.is_calm else ""}">{edge.symbol.glyph} {as_html(edge.key)}</span>'
         for edge in panel.edges
     )
-    places = [axis.place(tick) for tick in axis.ticks]
-    labels = "".join(
-        f'<span style="bottom:{100 * at:.1f}%">{as_html(label)}</span>'
-        for at, label in zip(places, axis.labels, strict=True)
-    )
-    grid = "".join(f'<path class="grid" d="M0 {_down(at)}H{_UNITS}"/>' for at in places)
+    labels = "".join(f'<span style="bottom:{at:.1f}%">{as_html(label)}</span>' for at, label in axis.labelled)
+    grid = "".join(f'<path class="grid" d="M0 {_down(axis.place(tick))}H{_UNITS}"/>' for tick in axis.ticks)
     svg = _svg(grid + _lines(stack, steps) + _target(panel) + _curve(panel, steps))
     marks = _edge(panel.above, steps, "top") + _edge(panel.below, steps, "bottom")
     return (
@@ -102,7 +93,7 @@ def _dot(panel: Panel, steps: Axis) -> str:
     if len(panel.curve.steps) != 1:
         return ""
     step, number = panel.curve.steps[0], panel.curve.values[0]
-    place = f"left:{_percent(steps, step)};bottom:{100 * panel.axis.place(number):.1f}%"
+    place = f"left:{_percent(steps, step)};bottom:{panel.axis.percent(number):.1f}%"
     return f'<span class="amp-dot" style="{place}"></span>'
 
 
@@ -162,7 +153,7 @@ def _hover(step: int, lines: Sequence[str]) -> str:
 
 
 def _percent(steps: Axis, step: float) -> str:
-    return f"{100 * steps.place(step):.2f}%"
+    return f"{steps.percent(step):.2f}%"
 
 
 def _across(at: float) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from ampscope.analysis.overview.bad_steps import BadStep
-from ampscope.analysis.overview.rank_lives import Life, Ranks, RankState, ranks_story
+from ampscope.analysis.overview.bad_steps import BadAttempt
+from ampscope.analysis.overview.rank_lives import RankLife, Ranks, RankState, ranks_story
 from ampscope.analysis.replay.compare.compare_results import Comparison, Difference, Likeness
 from ampscope.analysis.words import ranks_in_words
 from ampscope.report.diagnosis_words import (
@@ -129,10 +129,10 @@ RANK_COLUMNS = (
 )
 BAD_COLUMNS = ("Step", "Began on", "Received by")
 _LIVES = {
-    Life.WRITING: "being written",
-    Life.CLOSED: "finished",
-    Life.DIED: "ended without being closed",
-    Life.MISSING: "not in this trace",
+    RankLife.WRITING: "being written",
+    RankLife.CLOSED: "finished",
+    RankLife.DIED: "ended without being closed",
+    RankLife.MISSING: "not in this trace",
 }
 
 
@@ -167,16 +167,16 @@ def rank_row(state: RankState) -> tuple[str, ...]:
     )
 
 
-def bad_rows(bad: Sequence[BadStep]) -> list[tuple[str, ...]]:
+def bad_rows(bad: Sequence[BadAttempt]) -> list[tuple[str, ...]]:
     """Returns where each bad step began, and who received it; steps that follow from one step's weights share a row."""
     return [_bad_row(list(alike)) for _, alike in groupby(bad, key=_began_with)]
 
 
-def _began_with(bad: BadStep) -> tuple[int, int, bool]:
+def _began_with(bad: BadAttempt) -> tuple[int, int, bool]:
     return bad.optimizer, bad.step if bad.since is None else bad.since, bad.since is None
 
 
-def _bad_row(alike: Sequence[BadStep]) -> tuple[str, ...]:
+def _bad_row(alike: Sequence[BadAttempt]) -> tuple[str, ...]:
     first, last = alike[0], alike[-1]
     if first.since is None:
         received = _ranks([one.rank for one in first.received])
@@ -190,4 +190,4 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _most_telling(state: RankState) -> tuple[int, int, int, int]:
-    return state.life is Life.CLOSED, -(state.behind or 0), -state.origins, state.rank
+    return state.life is RankLife.CLOSED, -(state.behind or 0), -state.origins, state.rank

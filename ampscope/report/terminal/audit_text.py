@@ -9,9 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ampscope.analysis.precision.audit import Audit, LayerLoss, in_words, share
-from ampscope.analysis.precision.op_losses import Loss
-from ampscope.analysis.words import number, op_in_words
+from ampscope.analysis.precision.audit import AuditReport, LayerLoss, in_words, share
+from ampscope.analysis.precision.op_losses import PrecisionLoss
+from ampscope.analysis.words import capitalized, op_in_words
+from ampscope.numerals import number
 from ampscope.report import numbers
 from ampscope.report.safe_text import place, visible
 from ampscope.report.terminal.text_blocks import Fitting, code, indented, prose
@@ -23,12 +24,12 @@ _SHOWN = 12
 _NAMED = 5
 
 
-def as_text(audit: Audit) -> RenderableType:
+def as_text(audit: AuditReport) -> RenderableType:
     """The audit of one step."""
     return Group(*_blocks(audit))
 
 
-def _blocks(audit: Audit) -> Iterator[RenderableType]:
+def _blocks(audit: AuditReport) -> Iterator[RenderableType]:
     if audit.step is None:
         yield prose(
             "No step of this run was audited. Ask for an audit while it trains: scope.audit() for the next healthy "
@@ -50,7 +51,7 @@ def _blocks(audit: Audit) -> Iterator[RenderableType]:
         yield prose(" ".join(_notes(audit)))
 
 
-def _about(audit: Audit) -> Iterator[str]:
+def _about(audit: AuditReport) -> Iterator[str]:
     others = [each.step for each in audit.audited if each.step != audit.step]
     also = f" (audited, too: {', '.join(f'{each:,}' for each in others[-3:])})" if others else ""
     yield f"Step {audit.step:,}, against the same in {audit.dtype}{also}."
@@ -69,10 +70,15 @@ def _about(audit: Audit) -> Iterator[str]:
         yield "What is float8 in the step is so in the reference, too: what that loses is not in the loss's error,"
         yield "though the ops' own errors have it."
     if audit.reason:
-        yield f"{audit.reason[:1].upper()}{audit.reason[1:]}."
+        yield f"{capitalized(audit.reason)}."
 
 
-_LOSSES = {Loss.CANCELS: "cancels", Loss.COARSE: "coarse", Loss.ROUNDS: "rounds", Loss.NOTHING: "nothing"}
+_LOSSES = {
+    PrecisionLoss.CANCELS: "cancels",
+    PrecisionLoss.COARSE: "coarse",
+    PrecisionLoss.ROUNDS: "rounds",
+    PrecisionLoss.NOTHING: "nothing",
+}
 
 
 def _line(layer: LayerLoss) -> str:
@@ -105,7 +111,7 @@ def _table(layers: Sequence[LayerLoss]) -> RenderableType:
         for column in columns:
             table.add_column(column, justify="right" if column in _NUMERIC else "left", overflow="fold")
         for layer in layers:
-            style = "yellow" if layer.kind in (Loss.CANCELS, Loss.COARSE) else ""
+            style = "yellow" if layer.kind in (PrecisionLoss.CANCELS, PrecisionLoss.COARSE) else ""
             table.add_row(*(Text(visible(_COLUMNS[column](layer)), style=style) for column in columns))
         return table
 
@@ -113,7 +119,7 @@ def _table(layers: Sequence[LayerLoss]) -> RenderableType:
     return Fitting(draw, filled, _EXPENDABLE)
 
 
-def _notes(audit: Audit) -> Iterator[str]:
+def _notes(audit: AuditReport) -> Iterator[str]:
     if len(audit.layers) > _SHOWN:
         yield f"{numbers.count(len(audit.layers) - _SHOWN, 'layer')} that lose less are left out (--json has all)."
     yield "A layer moves the loss by what its errors come to if their signs are random, with those that it lets through"

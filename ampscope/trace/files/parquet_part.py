@@ -21,7 +21,7 @@ KEY = "ampscope.traced"
 MOST_STEPS = 2000
 
 
-class StepRows(NamedTuple):
+class ExecutionRows(NamedTuple):
     """How many rows of one execution of a step there are."""
 
     step: int
@@ -44,7 +44,7 @@ def index_of(rows: pa.Table) -> str:
     return json.dumps([[*key, count] for key, count in found.items()], separators=(",", ":"))
 
 
-def read_index(metadata: Mapping[bytes, bytes] | None, rows: int) -> tuple[StepRows, ...] | None:
+def read_index(metadata: Mapping[bytes, bytes] | None, rows: int) -> tuple[ExecutionRows, ...] | None:
     """The index that a footer holds; None where it holds none that fits its rows.
 
     Args:
@@ -59,10 +59,10 @@ def read_index(metadata: Mapping[bytes, bytes] | None, rows: int) -> tuple[StepR
     return found if sum(each.rows for each in found) == rows else None
 
 
-def _checked(step: Any, source: Any, rows: Any) -> StepRows:
+def _checked(step: Any, source: Any, rows: Any) -> ExecutionRows:
     if type(step) is not int or type(source) is not str or type(rows) is not int or rows < 1:
         raise TypeError("no step, source and number of rows")
-    return StepRows(step, source, rows)
+    return ExecutionRows(step, source, rows)
 
 
 #: Whole numbers that go up from row to row: what counts is by how much.

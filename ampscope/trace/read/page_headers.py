@@ -22,7 +22,7 @@ _FALSE, _TRUE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 2, 1, 3, 7, 8, 9,
 _NUMBERS = frozenset({4, 5, 6})
 
 
-class Page(NamedTuple):
+class ColumnPage(NamedTuple):
     """One page of a column."""
 
     is_dictionary: bool
@@ -57,7 +57,7 @@ def chunk_of(file: BinaryIO, column: pq.ColumnChunkMetaData) -> Chunk:
     return found
 
 
-def _pages(file: BinaryIO, column: pq.ColumnChunkMetaData) -> Iterator[Page]:
+def _pages(file: BinaryIO, column: pq.ColumnChunkMetaData) -> Iterator[ColumnPage]:
     begins = column.data_page_offset
     if column.has_dictionary_page:
         if not 0 < column.dictionary_page_offset < begins:
@@ -69,7 +69,7 @@ def _pages(file: BinaryIO, column: pq.ColumnChunkMetaData) -> Iterator[Page]:
         yield page
 
 
-def _page(file: BinaryIO, at: int) -> tuple[Page, int]:
+def _page(file: BinaryIO, at: int) -> tuple[ColumnPage, int]:
     """The page at a place of the file, and where the next one begins."""
     for length in (_FIRST_LOOK, _LONGEST):
         file.seek(at)
@@ -85,7 +85,7 @@ def _page(file: BinaryIO, at: int) -> tuple[Page, int]:
         if len(found) < 4:
             break
         kind, size, compressed, values = found
-        return Page(kind == _DICTIONARY, size, values), at + reader.place + compressed
+        return ColumnPage(kind == _DICTIONARY, size, values), at + reader.place + compressed
     raise ValueError(f"there is no page header at byte {at}")
 
 

@@ -20,7 +20,7 @@ from ampscope.errors import RunDamaged
 from ampscope.notebook_repr import NotebookRepr
 from ampscope.trace.files.folder_lock import is_locked
 from ampscope.trace.files.layout import rank_folder, ranks
-from ampscope.trace.files.parquet_part import StepRows
+from ampscope.trace.files.parquet_part import ExecutionRows
 from ampscope.trace.location import BucketPath, location
 from ampscope.trace.manifest import Manifest, read_manifest
 from ampscope.trace.read.duckdb_engine import sealed_off
@@ -200,7 +200,7 @@ class Run(TableFrames, NotebookRepr):
         except duckdb.Error as error:
             raise RunDamaged(f"The {table.value} of {self.path} cannot be read: {error}.") from error
 
-    def traced(self, rank: int) -> list[StepRows]:
+    def traced(self, rank: int) -> list[ExecutionRows]:
         """How many rows there are of each step that a rank has traced, in no order, without reading them.
 
         Raises:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from ampscope.errors import RunDamaged
 from ampscope.trace.files.layout import span_of
-from ampscope.trace.files.parquet_part import StepRows, read_index
+from ampscope.trace.files.parquet_part import ExecutionRows, read_index
 from ampscope.trace.files.whole_files import open_regular
 from ampscope.trace.read.duckdb_engine import sealed_off
 from ampscope.trace.read.page_headers import chunk_of
@@ -155,7 +155,7 @@ class Facts(NamedTuple):
     rows: int
     first_step: int | None
     last_step: int | None
-    traced: tuple[StepRows, ...] | None = None  #: of ops, what was traced; null where the footer does not tell
+    traced: tuple[ExecutionRows, ...] | None = None  #: of ops, what was traced; null where the footer does not tell
 
     def may_hold(self, steps: Sequence[int] | None) -> bool:
         """Whether rows of one of these steps, which ascend, can be in the part; None for those of any."""

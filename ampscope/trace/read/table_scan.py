@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ampscope.trace.files.journal import JournalReader
 from ampscope.trace.files.layout import part_path, ranks, span_of
-from ampscope.trace.files.parquet_part import StepRows
+from ampscope.trace.files.parquet_part import ExecutionRows
 from ampscope.trace.read.duckdb_engine import Pieces
 from ampscope.trace.read.older_versions import CHANGED, is_older, upgraded
 from ampscope.trace.read.part_columns import conform, no_rows, of_rank, selection, with_rank, wrong_rows
@@ -138,7 +138,7 @@ class Scan:
     def _loaded(self, part: Path, table: Table) -> pa.Table:
         return conform(upgraded(table, read_part(part)), arrow_schema(table))
 
-    def traced(self, connection: duckdb.DuckDBPyConnection, rank: int) -> list[StepRows]:
+    def traced(self, connection: duckdb.DuckDBPyConnection, rank: int) -> list[ExecutionRows]:
         """Lists the traced steps of one rank, in no order; rows of parts whose footer does not tell are counted.
 
         Raises:
@@ -146,7 +146,7 @@ class Scan:
         """
         return steadily(lambda: self._traced_now(connection, rank))
 
-    def _traced_now(self, connection: duckdb.DuckDBPyConnection, rank: int) -> list[StepRows]:
+    def _traced_now(self, connection: duckdb.DuckDBPyConnection, rank: int) -> list[ExecutionRows]:
         table = Table.OPS
         parts, journaled = self._snapshot(rank, table)
         told = {part: self._facts_of(part, table).traced for part in parts}
@@ -159,7 +159,7 @@ class Scan:
         for relation in relations:
             for step, source, rows in relation.aggregate("step, source, count(*)", "step, source").fetchall():
                 found[step, source] += rows
-        return [StepRows(step, source, rows) for (step, source), rows in found.items()]
+        return [ExecutionRows(step, source, rows) for (step, source), rows in found.items()]
 
     def verify(self, table: Table) -> None:
         """Read every part of a table in vain.

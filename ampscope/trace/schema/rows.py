@@ -239,14 +239,17 @@ class IncidentRow(NamedTuple):
     #: was not finite, which rows; under ``compiled``,
     #: whether `torch.compile` was in use; under ``called_from``, the user's lines that call the models (``file``,
     #: ``line``, ``function``, ``code``), the dtype of the ``autocast`` region there, empty outside, and how many
-    #: ``tensors`` the call returned, one or a tuple of them, 0 for anything else; under ``ops``,
+    #: ``tensors`` the call returned, one or a tuple of them, 0 for anything else; under ``made_before``, of each input
+    #: that the loop computes before the step, unheard, the ``calls`` (``name``, ``dtype``, line)
+    #: that made it at the earlier ``step`` given there; under ``ops``,
     #: for `Trigger.ABSORBED_OVERFLOW`, the ``ops.seq`` of what gave the inf, and under ``hidden``, where the code
     #: itself took it for a number, pairs of those with the ``ops.seq`` of what did; ``gradients_apart`` and
     #: ``loss_apart`` are then the distances from float32, as shares of what that has; under ``lost``, for
     #: `Trigger.LOST_GRADIENT`, of each parameter the share of its gradient's mass that is missing; under ``exception``,
     #: for `Trigger.EXCEPTION`, what is known of the call that raised; under ``distinct``, for
     #: `Trigger.INFORMATION_LOST`, by the ``ops.seq`` of each cast how many different values a sample of its operand
-    #: has, and how many that of its result; under ``cast_before`` of those that came from a cast before the step, that
+    #: has, and how many that of its result, and under ``changed`` how many of its elements are another number after
+    #: it, and how many there are; under ``cast_before`` of those that came from a cast before the step, that
     #: cast and the first step that read such values; under ``in_float32``, for `Trigger.NONFINITE_CARRIED`, the `Trial`
     #: of the same calls in float32
 
@@ -299,9 +302,11 @@ class FindingRow(NamedTuple):
     line: Int32
     function: str
     code: str
-    evidence: str  #: JSON object: the scales ``was`` and ``starts``, or ``optimizer_steps``; ``framework``, the
-    #: one that unscales and steps for the user, where one does; ``parameters`` (the first) and their ``count``,
-    #: ``attempts``; ``ranks``; the ``device`` of a region, and of the ``tensors``
+    evidence: str  #: JSON object: the scales ``was`` and ``starts``, or ``optimizer_steps``; ``kept_by``, the line that
+    #: made of scaled gradients what an earlier iteration has kept; ``framework``, the one that unscales and steps for
+    #: the user, where one does; ``parameters`` (the first) and their ``count``, ``attempts``, whether it ``learns``;
+    #: ``ranks``; the ``device`` of a region, and of the ``tensors``, and whether the ``scaler_is_off``; how many of an
+    #: optimizer's parameters are ``half``, ``of`` how many, and whether they were ``cast`` since the scaler took them
 
 
 class EventRow(NamedTuple):

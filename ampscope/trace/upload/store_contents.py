@@ -22,7 +22,7 @@ from ampscope.trace.schema import BULK_TABLES, MANIFEST, Table
 _BULK = frozenset(table.value for table in BULK_TABLES)
 
 
-class Held(NamedTuple):
+class StoredPart(NamedTuple):
     """A part of a bulk table in the store."""
 
     name: str
@@ -87,7 +87,7 @@ def to_release(here: Mapping[str, int], there: Mapping[str, int]) -> list[str]:
     ]
 
 
-def over_budget(there: Mapping[str, int], held: Iterable[Held], budget: int) -> Iterator[str]:
+def over_budget(there: Mapping[str, int], held: Iterable[StoredPart], budget: int) -> Iterator[str]:
     """The parts of bulk tables that go, live traces and gradients first, until all takes no more than ``budget``.
 
     The newest of each table stays: it tells the next number.
@@ -121,7 +121,7 @@ class Bucket:
     def __init__(self, home: BucketPath, rank: int, opened: Callable[[], Store]) -> None:
         self.home = home
         self.there: dict[str, int] = {}  #: bytes of each file, by its path from the rank's folder
-        self.held: dict[str, Held] = {}  #: parts of bulk tables
+        self.held: dict[str, StoredPart] = {}  #: parts of bulk tables
         self.is_known = False
         self._rank = rank
         self._opened = opened
@@ -143,7 +143,7 @@ class Bucket:
         found = self.store.tree(self._url(""))
         self.there = {name: state.size for name, state in found.items() if name != LOCK_FILE}
         self.held = {
-            name: Held(name, state.size, True, state.written) for name, state in found.items() if is_bulk(name)
+            name: StoredPart(name, state.size, True, state.written) for name, state in found.items() if is_bulk(name)
         }  # what was written before is not read again: it counts as worth keeping
         self.is_known = True
 
@@ -167,7 +167,7 @@ class Bucket:
         self.store.write(content, self._url(name))
         self.there[name] = len(content)
         if is_bulk(name):
-            self.held[name] = Held(name, len(content), holds_replay, written)
+            self.held[name] = StoredPart(name, len(content), holds_replay, written)
 
     def send_manifest(self, file: Path) -> None:
         """Copy the manifest."""

@@ -220,7 +220,7 @@ _NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SpoolResult:
     """The result of sending what was left in a spool."""
 
     spool: Path
@@ -232,7 +232,7 @@ class Sent:
 
 def send_left(
     folder: Path, tell: Callable[[str], None], *, opened: Callable[[BucketPath], Store] | None = None
-) -> Sent:
+) -> SpoolResult:
     """Seal what is left in a spool, send it, and take away what has arrived.
 
     Args:
@@ -268,7 +268,7 @@ def send_left(
                 spool.clear(folder, rank)
         finally:
             lock.release()
-    return Sent(folder, home, files, left, why)
+    return SpoolResult(folder, home, files, left, why)
 
 
 def _locked(folder: Path, rank: int) -> FolderLock:

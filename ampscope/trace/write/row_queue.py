@@ -36,7 +36,7 @@ _Given = tuple[Table, tuple[Row, ...] | ColumnBlock]
 
 
 @dataclass(slots=True)
-class Round:
+class QueuedRows:
     """The rows and markers that the journal thread writes next."""
 
     rows: dict[Table, list[Row]] = field(default_factory=lambda: {table: [] for table in _ORDER})
@@ -101,7 +101,7 @@ class RowQueue:
         """Whether the next row of a table may be written past the queue: it is open, and holds none before it."""
         return self._open and not self._of_table[table] and self.here
 
-    def written(self, done: Round) -> None:
+    def written(self, done: QueuedRows) -> None:
         """The rows of a round are in the journals."""
         with self._lock:
             self._unwritten -= done.size
@@ -124,9 +124,9 @@ class RowQueue:
         self._open = False
         self._queue.put(None)
 
-    def take(self) -> Round:
+    def take(self) -> QueuedRows:
         """Wait for something and return all there is, up to the size of a round."""
-        result = Round()
+        result = QueuedRows()
         self._sort(self._queue.get(), result)
         while not result.closing and result.size < _ROUND_ROWS:
             try:
@@ -147,7 +147,7 @@ class RowQueue:
             if isinstance(item, threading.Event):
                 item.set()
 
-    def _sort(self, item: _Given | threading.Event | None, into: Round) -> None:
+    def _sort(self, item: _Given | threading.Event | None, into: QueuedRows) -> None:
         if item is None:
             into.closing = True
         elif isinstance(item, threading.Event):

@@ -17,7 +17,7 @@ from ampscope.trace.files.journal import Journal, RowMessages, to_batch
 from ampscope.trace.files.layout import journal_path, list_table, table_folder
 from ampscope.trace.schema import BULK_TABLES, Row, Table, arrow_schema
 from ampscope.trace.write.disk_budget import enforce, record_share, thin_oldest
-from ampscope.trace.write.row_queue import Round, RowQueue
+from ampscope.trace.write.row_queue import QueuedRows, RowQueue
 from ampscope.trace.write.sealing import MOST_BYTES, Leftovers, merge, seal
 from ampscope.trace.write.thinning import THINNED_TABLES
 
@@ -170,7 +170,7 @@ class JournalThread:
         self._sealer = sealer
         self._notices = notices
         self._seal_at = seal_at
-        self._round = Round()
+        self._round = QueuedRows()
         self._journals: dict[Table, Journal] = {}
         self._appending = threading.RLock()  # reentrant: a row may be left in a garbage collector's callback, inside
         self._is_inside = False
@@ -235,7 +235,7 @@ class JournalThread:
             self._record(self._round)
         self._seal_all()
 
-    def _record(self, waiting: Round) -> None:
+    def _record(self, waiting: QueuedRows) -> None:
         for table, rows in waiting.rows.items():
             for block in [block for of, block in waiting.blocks if of is table]:
                 self._append(table, self._convert_block(table, block))

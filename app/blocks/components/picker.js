@@ -1,13 +1,6 @@
 // A list whose lines can be picked. Everything that is shown is set as text or as a number, never as markup.
 const DEEPEST = 10; // levels that are indented: a deeper tree would leave no room for its names
 
-function element(tag, kind, text) {
-  const one = document.createElement(tag);
-  one.className = kind;
-  if (text) one.textContent = text;
-  return one;
-}
-
 function bar(row) {
   const box = element("span", "bar");
   for (const part of row.bar) {

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import streamlit as st
 
 from ampscope.report.safe_text import short
+from blocks.components.declared import declared
 
-_HERE = Path(__file__).parent
-_LIST = st.components.v2.component(
-    "ampscope.picker",
-    html='<div class="list" role="group"></div>',
-    css=(_HERE / "picker.css").read_text("utf-8"),
-    js=(_HERE / "picker.js").read_text("utf-8"),
-)
+_LIST = declared(__file__, "picker", '<div class="list" role="group"></div>')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class BarPiece:
     """A piece of a line's bar, in percent of its width."""
 
     left: float
@@ -42,7 +36,7 @@ class Line:
     href: str = ""  #: where it leads in a tab of its own
     depth: int = 0
     kind: str = ""  #: any of ``current``, ``bad``, ``near``, ``faint``
-    bar: tuple[Mark, ...] | None = None
+    bar: tuple[BarPiece, ...] | None = None
 
 
 def picker(key: str, label: str, lines: Sequence[Line], on_pick: Callable[[int], None], *, height: int) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import state
 from tests.support.paths import ROOT
@@ -60,6 +60,7 @@ def serve(folder: Path, *named: str) -> Iterator[str]:
 def browse() -> Iterator[Browser]:
     """A headless browser that loads nothing from outside."""
     flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=flags)
         yield browser

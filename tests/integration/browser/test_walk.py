@@ -19,10 +19,9 @@ pytestmark = pytest.mark.browser
 
 #: The samples are on offer beside the scenes; a name that both have is told by its folder.
 SAMPLES = ("attention-overflow", "sample_logs/healthy")
-OTHER_SAMPLES = [pytest.param(name, marks=pytest.mark.slow) for name in ("clip-before-unscale", "log-zero")]
 
 
-@pytest.mark.parametrize("run", [*SAMPLES, *OTHER_SAMPLES, "hostile", "empty", "no_manifest", "torn"])
+@pytest.mark.parametrize("run", [*SAMPLES, "hostile", "empty", "no_manifest", "torn"])
 def test_every_page_is_drawn_without_a_complaint(watched: Watched, address: str, run: str) -> None:
     goto(watched.page, address, "", run=run)
     for place in walk(watched.page):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ampscope.trace.vocabulary import Cause
-from tests.integration.causes.failures import ctc, positions, squared, zero_row
+from tests.integration.causes.failures import grid, pooled, positions, rows, squared, zero_row
 from tests.integration.causes.trained import Loop, Net, smooth_l1
 
 INF = math.inf
@@ -98,11 +98,6 @@ def safe_root(h: Tensor) -> Tensor:
     return torch.where(h != 0, torch.where(h != 0, h.abs(), torch.ones(())).sqrt(), torch.zeros(()))
 
 
-def lenient(out: Tensor, y: Tensor) -> Tensor:
-    with_inf = ctc(out, y)
-    return torch.where(with_inf.isinf(), torch.zeros(()), torch.zeros(())) + smooth_l1(out[:, :1], y)
-
-
 class Best(nn.Module):
     """Keeps a best value that begins at -inf, and a mask."""
 
@@ -133,6 +128,7 @@ HARMLESS = [
     Harmless("distance", Loop(part=lambda h: torch.cdist(h.float(), h.float()) @ h.float())),
     Harmless("layer norm", Loop(part=lambda h: F.layer_norm(h, (8,)), odd=torch.zeros_like)),
     Harmless("root", Loop(part=safe_root, odd=zero_row)),
+    Harmless("base that is bounded", Loop(part=partial(pooled, lowest=1.0), odd=lambda x: x - 50)),
     Harmless("metric", Loop(loss=metric), Cause.BENIGN_METRIC_NAN),
     Harmless("impossible classes", Loop(loss=impossible, outputs=4), Cause.BENIGN_INF_MASK),
     Harmless("divergence", Loop(loss=divergence_of_zeros, outputs=4)),
@@ -149,6 +145,8 @@ HARMLESS = [
     Harmless("chosen", Loop(part=lambda h: h * F.one_hot(h.argmax(-1), 8))),
     Harmless("warm-up", Loop(lr=0.0)),
     Harmless("few positions", Loop(part=partial(positions, upto=256), dtype=torch.bfloat16, scale=None)),
+    Harmless("rows that float16 can number", Loop(part=partial(rows, apart=50))),
+    Harmless("a grid that float16 holds", Loop(part=partial(grid, upto=2048))),
     Harmless("positions that float16 holds", Loop(part=partial(positions, upto=2048))),
     Harmless("a long mask", Loop(part=masked_by_count)),
     Harmless("counted for a metric", Loop(part=counted_aside)),

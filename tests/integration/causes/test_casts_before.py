@@ -84,25 +84,42 @@ def counted_out() -> Tensor:
     return torch.arange(700, dtype=torch.bfloat16)
 
 
+def waves_of_a_grid() -> Tensor:
+    return (counted_out().float() / 7).sin()
+
+
+def mask_of_a_grid() -> Tensor:
+    return (counted_out() < 300).float()
+
+
+def shifted_ids(low: int) -> Tensor:
+    return (torch.randint(low, low + 900, (256, 1)).half() + 1).long()
+
+
+_PICKED = "as an index these pick other rows"
+
+
 @pytest.mark.parametrize(
-    ("model", "batch", "op"),
+    ("model", "batch", "op", "says", "since"),
     [
-        (Encoded, late_minutes, "aten._to_copy.default"),
-        (Encoded, moved_afterwards, "aten._to_copy.default"),
-        (Encoded, counted_out, "aten.arange.start_step"),
-        (LookedUp, lambda: packed(16_400, 17_300).half(), "aten._to_copy.default"),
+        (Encoded, late_minutes, "aten._to_copy.default", " become ", 0),
+        (Encoded, moved_afterwards, "aten._to_copy.default", " become ", 0),
+        (Encoded, counted_out, "aten.arange.start_step", " become ", 0),
+        (Encoded, waves_of_a_grid, "aten.arange.start_step", " become ", 1),
+        (LookedUp, lambda: packed(16_400, 17_300).half(), "aten._to_copy.default", _PICKED, 0),
+        (LookedUp, lambda: shifted_ids(16_400), "aten._to_copy.default", _PICKED, 1),
     ],
-    ids=["minutes", "a batch that is copied", "a grid in bfloat16", "packed ids"],
+    ids=["minutes", "a batch that is copied", "a grid", "a grid that goes on", "packed ids", "ids that go on"],
 )
 def test_values_lost_before_the_step_are_told_at_the_cast(
-    model: Callable[[], nn.Module], batch: Callable[[], Tensor], op: str, tmp_path: Path
+    model: Callable[[], nn.Module], batch: Callable[[], Tensor], op: str, says: str, *, since: int, tmp_path: Path
 ) -> None:
     found = trained(model(), batch, tmp_path).primary
     assert isinstance(found, Incident)
-    assert (found.cause, found.op, found.step, found.module) == (Cause.INFORMATION_LOST, op, 0, "")
+    assert (found.cause, found.op, found.step, found.module) == (Cause.INFORMATION_LOST, op, since, "")
     assert found.source is not None
     assert found.source.file.endswith("test_casts_before.py")
-    assert " become " in found.explanation
+    assert says in found.explanation
 
 
 def pixels() -> Tensor:
@@ -118,8 +135,14 @@ def pixels() -> Tensor:
         (Unread, lambda: packed(16_400, 17_300).bfloat16()),
         (Encoded, lambda: (torch.randn(256, _WIDTH) * 3e3).round().bfloat16()),
         (LookedUp, lambda: packed(0, 2000).half()),
+        (LookedUp, lambda: shifted_ids(1000)),
+        (Encoded, mask_of_a_grid),
+        (Encoded, lambda: counted_out().mean() + torch.randn(256)),
     ],
-    ids=["few minutes", "a short grid", "pixels", "ids that nothing reads", "loud samples", "ids that float16 holds"],
+    ids=[
+        *("few minutes", "a short grid", "pixels", "ids that nothing reads", "loud samples", "ids that float16 holds"),
+        *("ids that go on", "a mask of a grid", "a mean of a grid"),
+    ],
 )
 def test_their_harmless_twins_are_not(
     model: Callable[[], nn.Module], batch: Callable[[], Tensor], tmp_path: Path

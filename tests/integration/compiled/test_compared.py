@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import ampscope
-from ampscope.analysis.replay.compare.compare_results import Kind, Likeness
+from ampscope.analysis.replay.compare.compare_results import DifferenceKind, Likeness
 from ampscope.analysis.replay.compare.comparison import compare
 from tests.support.training.small_loop import BATCH, WIDTH, make_scaler, mlp
 
@@ -46,17 +46,19 @@ def test_the_same_training_is_the_same_though_one_is_compiled(backend: str, turn
     assert found.likeness is Likeness.WITHIN_TOLERANCE, found.summary
     assert found.first_divergence is None
     assert found.traced == 4
-    told = [each for each in found.differences if each.kind is not Kind.ENVIRONMENT]
+    told = [each for each in found.differences if each.kind is not DifferenceKind.ENVIRONMENT]
     first = told[0]
-    assert first.kind is Kind.NOT_COMPARED
+    assert first.kind is DifferenceKind.NOT_COMPARED
     assert first.text.startswith(f"{'A' if turned else 'B'} recorded the ops of 4 steps by running the step again")
-    assert {each.kind for each in told[1:]} <= {Kind.LOSS, Kind.GRAD_NORM}, told  # within tolerance, by inductor
+    assert {each.kind for each in told[1:]} <= {DifferenceKind.LOSS, DifferenceKind.GRAD_NORM}, (
+        told
+    )  # within tolerance, by inductor
 
 
 def test_another_learning_rate_is_told_though_one_is_compiled(tmp_path: Path) -> None:
     found = compare(trained(tmp_path / "eager"), trained(tmp_path / "compiled", "eager", lr=0.05))
     assert found.likeness is Likeness.DIFFERENT
-    assert [each.kind for each in found.differences][:1] == [Kind.LEARNING_RATE]
+    assert [each.kind for each in found.differences][:1] == [DifferenceKind.LEARNING_RATE]
     assert found.first_divergence is not None
     assert (found.first_divergence.step >= 1, found.first_divergence.op) == (True, "")
 
@@ -64,4 +66,4 @@ def test_another_learning_rate_is_told_though_one_is_compiled(tmp_path: Path) ->
 def test_two_compiled_runs_are_compared_op_by_op(tmp_path: Path) -> None:
     found = compare(trained(tmp_path / "a", "eager"), trained(tmp_path / "b", "eager"))
     assert found.likeness is Likeness.IDENTICAL, found.summary
-    assert not [each for each in found.differences if each.kind is Kind.NOT_COMPARED]
+    assert not [each for each in found.differences if each.kind is DifferenceKind.NOT_COMPARED]

@@ -17,7 +17,7 @@ from torch import nn
 
 import ampscope
 from ampscope.trace.schema import EventKind, Table
-from ampscope.trace.write.row_queue import Round, RowQueue
+from ampscope.trace.write.row_queue import QueuedRows, RowQueue
 from tests.support.training.guarded_training import STEPS, training
 from tests.support.training.injuries.injected_faults import Fault, functions
 from tests.support.training.twin_runs import differences, exact_state, seed_everything
@@ -150,7 +150,7 @@ def test_what_a_thread_of_the_writer_has_to_say(
 
     real = RowQueue.take
 
-    def dropping(queue: RowQueue) -> Round:
+    def dropping(queue: RowQueue) -> QueuedRows:
         queue.dropped = 1
         return real(queue)
 

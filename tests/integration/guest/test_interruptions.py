@@ -36,7 +36,7 @@ from tests.support.training.twin_runs import seed_everything
 
 STEPS = 5
 #: The first line at which a run is interrupted, and how many lie between one and the next.
-FIRST, APART = 211, 97_001
+FIRST, APART = 211, 161_009
 #: How many lines a soak interrupts, in so many tests.
 _SOAK, _SHARDS = 1000, 4
 #: What puts hooks and modes in place and takes them away, and how many of its lines are interrupted, the last first.

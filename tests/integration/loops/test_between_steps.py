@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,9 +16,9 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.analysis.diagnosis.diagnosis import diagnose
-from ampscope.analysis.results import Diagnosis, Incident
+from ampscope.analysis.results import Diagnosis, Finding, Incident
 from ampscope.trace.schema import Phase
-from ampscope.trace.vocabulary import Cause
+from ampscope.trace.vocabulary import Cause, Verdict
 
 Watch = Callable[..., Any]
 Program = Callable[[Watch], None]
@@ -43,26 +44,6 @@ def scaled_step(scaling: torch.amp.GradScaler, optimizer: torch.optim.Optimizer)
     nn.utils.clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], 1.0)
     scaling.step(optimizer)
     scaling.update()
-
-
-@pytest.fixture
-def diagnosed(tmp_path: Path) -> Callable[[Program], Diagnosis]:
-    def told(program: Program) -> Diagnosis:
-        scopes = []
-
-        def watch(*given: Any) -> None:
-            scopes.append(ampscope.watch(*given, dir=tmp_path / "run", quiet=True))
-
-        torch.manual_seed(0)
-        try:
-            program(watch)
-        except ValueError as error:
-            assert "FP16 gradients" in str(error)  # noqa: PT017  # some programs end so, others do not
-        for scope in scopes:
-            scope.close()
-        return diagnose(tmp_path / "run")
-
-    return told
 
 
 Diagnosed = Callable[[Program], Diagnosis]
@@ -220,12 +201,12 @@ def test_a_copy_that_was_cast_is_not_told(diagnosed: Diagnosed) -> None:
 # -- what the loop computes before the model, and derivatives of its own ----------------------------------------------
 
 
-def with_shift(area: Callable[[int], float]) -> Program:
+def with_shift(area: Callable[[int], float], *, steps: int = 6) -> Program:
     def program(watch: Watch) -> None:
         model, scaling = net(), scaler(2.0**8)
         optimizer = torch.optim.SGD(model.parameters(), 1e-2)
         watch(model, scaling)
-        for step in range(6):
+        for step in range(steps):
             side = torch.full((8, 1), area(step), dtype=HALF)
             ratio = (side * side / 4e4).sqrt()
             t = ratio / (1 + ratio)
@@ -245,6 +226,97 @@ def test_what_the_loop_computes_before_the_model_is_of_the_step(diagnosed: Diagn
     assert (found.cause, found.step, found.op, found.module) == (Cause.FP16_OVERFLOW, 3, "aten.mul.Tensor", "")
     assert "The loop computes that before it calls the model, in the same step" in found.explanation
     assert [each for each in diagnosis.incidents if each.cause is Cause.BAD_INPUT] == []
+
+
+def test_what_the_loop_computes_is_no_bad_batch_where_nobody_listened_at_first(diagnosed: Diagnosed) -> None:
+    diagnosis = diagnosed(with_shift(lambda step: 512.0 if step > 40 else 200.0, steps=45))
+    found = diagnosis.primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.op) == (Cause.FP16_OVERFLOW, "aten.mul.Tensor")
+    assert "The loop computes that before it calls the model, in the same step" in found.explanation
+    first = next(each for each in diagnosis.incidents if each.step == 41)
+    assert (first.cause, found.step > 41) == (Cause.UNKNOWN, True)
+    assert "In this step that was not followed" in first.explanation
+
+
+def with_teacher(bad: int, *, steps: int) -> Program:
+    """A loop that asks a teacher in half precision first, which overflows in one step."""
+
+    def program(watch: Watch) -> None:
+        model, teacher, scaling = net(), net().requires_grad_(False), scaler(2.0**8)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        watch(model, scaling)
+        for step in range(steps):
+            x = torch.randn(8, 8) * (1e6 if step == bad else 1.0)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", HALF), torch.no_grad():
+                hint = teacher(x).mean(1, keepdim=True)
+                hint = hint.float() / 2
+            with torch.autocast("cpu", HALF):
+                out = model(x.sign() + hint)
+            scaling.scale(out.float().square().mean()).backward()
+            scaled_step(scaling, optimizer)
+
+    return program
+
+
+def test_one_bad_step_of_what_the_loop_computes_first_is_followed_early_in_a_run(diagnosed: Diagnosed) -> None:
+    found = diagnosed(with_teacher(14, steps=18)).primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.step, found.op) == (Cause.FP16_OVERFLOW, 14, "aten._to_copy.default")
+    assert found.source is not None
+    assert "teacher(x)" in found.source.code
+
+
+def test_later_in_a_run_it_is_not_said_to_be_the_batch(diagnosed: Diagnosed) -> None:
+    found = diagnosed(with_teacher(38, steps=42)).primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.step) == (Cause.UNKNOWN, 38)
+    assert "In this step that was not followed" in found.explanation
+    line = next(at for at, text in enumerate(Path(__file__).read_text("utf-8").splitlines(), 1) if "(x).mean(1" in text)
+    assert f"by mean in float16 at test_between_steps.py:{line}" in found.explanation
+
+
+@pytest.mark.parametrize("prepare", [lambda x: (x - 1.0) / torch.full((8,), 2.0), Tensor.half])
+def test_a_bad_batch_is_told_with_the_line_that_prepares_it_where_that_cannot_have_made_it_bad(
+    diagnosed: Diagnosed, prepare: Callable[[Tensor], Tensor]
+) -> None:
+    def program(watch: Watch) -> None:
+        model, scaling = net(), scaler(2.0**8)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        watch(model, scaling)
+        for step in range(42):
+            batch = torch.randn(8, 8)
+            batch[3, 3] = math.nan if step == 38 else 0.0
+            batch = prepare(batch)
+            optimizer.zero_grad()
+            with torch.autocast("cpu", HALF):
+                out = model(batch)
+            scaling.scale(out.float().square().mean()).backward()
+            scaled_step(scaling, optimizer)
+
+    found = diagnosed(program).primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.step) == (Cause.BAD_INPUT, 38)
+    assert "The loop prepares it at test_between_steps.py:" in found.explanation
+
+
+def test_a_batch_that_was_bad_stays_one(diagnosed: Diagnosed) -> None:
+    def program(watch: Watch) -> None:
+        batches = [torch.randn(8, 8).index_fill(0, torch.tensor(3), math.nan if at > 40 else 0.0) for at in range(45)]
+        model, scaling = net(), scaler(2.0**8)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        watch(model, scaling)
+        for batch in batches:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", HALF):
+                out = model(batch)
+            scaling.scale(out.float().square().mean()).backward()
+            scaled_step(scaling, optimizer)
+
+    found = diagnosed(program).primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.step) == (Cause.BAD_INPUT, 41)
 
 
 def test_a_small_picture_is_healthy(diagnosed: Diagnosed) -> None:
@@ -335,6 +407,121 @@ def ends_by(error: Callable[[Tensor], object], times: float) -> Program:
             scaled_step(scaling, optimizer)
 
     return program
+
+
+def test_what_the_first_step_computes_before_the_model_is_told_as_that_of_later_ones_is(
+    diagnosed: Callable[[Program], Diagnosis],
+) -> None:
+    def program(watch: Watch) -> None:
+        model, scaling = net(), scaler(1.0)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        watch(model, scaling)
+        for _ in range(6):
+            drawn = torch.rand(512, 3).half()
+            noise = -torch.log(-torch.log(drawn))  # infinite where the drawn number rounded to 0 or 1
+            with torch.autocast("cpu", HALF):
+                chosen = (model(torch.randn(512, 8)) + noise).softmax(-1)
+            optimizer.zero_grad()
+            scaling.scale(chosen.float().square().mean()).backward()
+            scaled_step(scaling, optimizer)
+
+    found = diagnosed(program).primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.op, found.step) == (Cause.LOG_ZERO, "aten.log.default", 0)
+    assert "The loop computes that before it calls the model, in the same step." in found.explanation
+
+
+def clipped_by_hand(watch: Watch, dtype: torch.dtype, loud: float) -> None:
+    """A training whose own clipping takes the norm of all gradients in some dtype."""
+    model, scaling = net(), scaler(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    watch(model, scaling)
+    for _ in range(10):
+        optimizer.zero_grad()
+        scaling.scale(loss_of(model, loud)).backward()
+        scaling.unscale_(optimizer)
+        held = [each.grad for each in model.parameters() if each.grad is not None]
+        norm = torch.cat([each.flatten() for each in held]).to(dtype).square().sum().sqrt()
+        for each in held:
+            each.mul_((1.0 / (norm + 1e-6)).clamp(max=1.0).float())
+        scaling.step(optimizer)
+        scaling.update()
+
+
+def test_a_norm_for_clipping_that_overflows_is_told_by_its_op(diagnosed: Callable[[Program], Diagnosis]) -> None:
+    found = diagnosed(lambda watch: clipped_by_hand(watch, HALF, 1e4)).primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.op, found.step) == (Cause.FP16_OVERFLOW, "aten.pow.Tensor_Scalar", 0)
+    assert found.source is not None
+    assert "square()" in found.source.code
+
+
+@pytest.mark.parametrize(("dtype", "loud"), [(HALF, 1.0), (torch.float32, 1e4)], ids=["small gradients", "in float32"])
+def test_a_norm_for_clipping_that_is_finite_is_not_told(
+    diagnosed: Callable[[Program], Diagnosis], dtype: torch.dtype, loud: float
+) -> None:
+    told = diagnosed(lambda watch: clipped_by_hand(watch, dtype, loud))
+    assert told.verdict is Verdict.HEALTHY, told.summary
+
+
+def trained(watch: Watch, between: Callable[[int, nn.Module], object], *, first: Callable[..., object] = id) -> None:
+    """A float16 training that does something to its model between its steps."""
+    model, scaling = net(), scaler(2.0**8)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    watch(model, scaling)
+    first(model)
+    for step in range(6):
+        optimizer.zero_grad()
+        scaling.scale(loss_of(model)).backward()
+        scaled_step(scaling, optimizer)
+        between(step, model)
+
+
+def in_half(step: int, model: nn.Module, at: int = 2) -> None:
+    if step == at:
+        model.half()  # cast here
+        with torch.no_grad():
+            model(torch.randn(8, 8).half())
+        model.float()
+
+
+def test_weights_that_were_in_half_precision_between_two_steps_are_told_with_the_line(
+    diagnosed: Callable[[Program], Diagnosis],
+) -> None:
+    told = diagnosed(lambda watch: trained(watch, in_half))
+    found = told.primary
+    assert isinstance(found, Finding)
+    assert (found.cause, found.step) == (Cause.HALF_PARAMS, 2)
+    assert found.source is not None
+    assert found.source.code.endswith("# cast here")
+    assert "casts 4 of 4 parameters that are trained to float16" in found.explanation
+
+
+@pytest.mark.parametrize(
+    ("between", "first"),
+    [
+        pytest.param(lambda step, model: in_half(step, copy.deepcopy(model)), id, id="a copy"),
+        pytest.param(lambda step, model: in_half(step, model, at=5), id, id="after the last step"),
+        pytest.param(lambda step, model: None, lambda model: model.half().float(), id="before the first step"),
+        pytest.param(lambda step, model: model.float().to("cpu"), id, id="moves"),
+    ],
+)
+def test_casts_that_lose_nothing_are_not_told(
+    diagnosed: Callable[[Program], Diagnosis],
+    between: Callable[[int, nn.Module], object],
+    first: Callable[..., object],
+) -> None:
+    told = diagnosed(lambda watch: trained(watch, between, first=first))
+    assert told.verdict is Verdict.HEALTHY, told.summary
+
+
+def test_weights_that_stay_in_half_precision_are_told_with_the_line_that_cast_them(
+    diagnosed: Callable[[Program], Diagnosis],
+) -> None:
+    told = diagnosed(lambda watch: trained(watch, lambda step, model: model.half() if step == 2 else None))
+    (found,) = [each for each in told.findings if each.cause is Cause.HALF_PARAMS]
+    assert found.source is not None
+    assert "model.half() if step == 2" in found.source.code
 
 
 def refused(_: Tensor) -> None:

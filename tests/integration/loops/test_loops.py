@@ -1,4 +1,7 @@
-"""What AMPscope says about each loop: nothing where the loop is right, the user's own line where it is not."""
+"""What AMPscope says about each loop: nothing where the loop is right, the user's own line where it is not.
+
+What its parts hear of the loop matches the protocol of steps, which is looked at as it trains.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ from ampscope.trace.schema import ScalerAction, StepRow, Table
 from ampscope.trace.vocabulary import Cause, Verdict
 from tests.integration.loops import deprecated, plain
 from tests.integration.loops.trained import Trained, Watch, exact_state
+from tests.integration.step_order.heard import heard
+from tests.integration.step_order.protocol import assert_protocol
 from tests.support.paths import ROOT as REPOSITORY
 
 
@@ -30,8 +35,10 @@ def _watched(train: Callable[[Watch], Trained], folder: Path) -> tuple[Trained, 
     def watch(model: nn.Module, scaler: Any) -> None:
         scopes.append(ampscope.watch(model, scaler, dir=folder))
 
-    trained = train(watch)
-    scopes[0].close()
+    with heard() as told:
+        trained = train(watch)
+        scopes[0].close()
+    assert_protocol(told)
     run = ampscope.open_run(folder)
     return trained, run, ampscope.diagnose(run)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import ampscope
-from ampscope.analysis.diagnosis.diagnosis import diagnose
 from ampscope.analysis.results import Diagnosis
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 
@@ -234,23 +231,6 @@ NO_HALF: dict[Program, str] = {
     lambda watch: scaled(watch, around_nothing): "No op of the model ran inside an autocast region that is on",
     of_norms: "inside the autocast region autocast casts nothing",
 }
-
-
-@pytest.fixture
-def diagnosed(tmp_path: Path) -> Callable[[Program], Diagnosis]:
-    def told(program: Program) -> Diagnosis:
-        scopes = []
-
-        def watch(*given: Any) -> None:
-            scopes.append(ampscope.watch(*given, dir=tmp_path / "run", quiet=True))
-
-        torch.manual_seed(0)
-        program(watch)
-        for scope in scopes:
-            scope.close()
-        return diagnose(tmp_path / "run")
-
-    return told
 
 
 Diagnosed = Callable[[Program], Diagnosis]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import torch.distributed as dist
 import ampscope
 from ampscope.trace.schema import EventKind, Table
 from tests.integration.ranks.healed_ranks import RANKS
-from tests.support.paths import ROOT as REPOSITORY
+from tests.support.torchrun import on_ranks
 from tests.unit.capture.heal.trained import BAD_STEP, SCALE
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed")
@@ -26,20 +24,8 @@ BOTH = {"watched": [0, 1], "heal": [0, 1]}
 def trained(folder: Path, **plan: Any) -> list[dict[str, Any]]:
     """Runs both ranks; what each came to."""
     folder.mkdir()
-    program: list[str | Path] = [sys.executable, "-m", "tests.integration.ranks.healed_ranks"]
-    ranks = [
-        subprocess.Popen(
-            [*program, str(rank), folder, json.dumps(plan)],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    told = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, told
-    one, other = (json.loads(out) for out, _ in told)
+    on_ranks("tests.integration.ranks.healed_ranks", folder, json.dumps(plan), ranks=RANKS)
+    one, other = (json.loads((folder / f"told-{rank}.json").read_text("utf-8")) for rank in range(RANKS))
     assert one["weights"] == other["weights"]
     return [one, other]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,26 +10,17 @@ import torch.distributed as dist
 import ampscope
 from ampscope.trace.schema import ReplayStatus, Table
 from tests.integration.ranks.two_ranks import RANKS
-from tests.support.paths import ROOT as REPOSITORY
+from tests.support.torchrun import on_ranks
 from tests.support.training.small_loop import POISONED
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed")
 
 
 def _train(folder: Path, watchers: str) -> list[str]:
-    """Runs both ranks; what each printed."""
+    """Runs both ranks; a digest of what each came to."""
     folder.mkdir()
-    programs: list[list[str | Path]] = [
-        [sys.executable, "-m", "tests.integration.ranks.two_ranks", str(rank), folder, watchers]
-        for rank in range(RANKS)
-    ]
-    ranks = [
-        subprocess.Popen(program, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for program in programs
-    ]
-    told = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, told
-    return [out.strip() for out, _ in told]
+    on_ranks("tests.integration.ranks.two_ranks", folder, watchers, ranks=RANKS)
+    return [(folder / f"weights-{rank}").read_text("utf-8") for rank in range(RANKS)]
 
 
 @pytest.fixture(scope="module")

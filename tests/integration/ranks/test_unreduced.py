@@ -8,13 +8,13 @@ import pytest
 
 import ampscope
 from ampscope.trace.vocabulary import Cause, Verdict
-from tests.support.torchrun import torchrun
+from tests.support.torchrun import on_ranks
 
 pytest.importorskip("torch")
 
 
 def test_gradients_that_nobody_reduces_are_told(tmp_path: Path) -> None:
-    torchrun("tests.integration.ranks.unreduced", tmp_path / "run", "by_nobody", ranks=2)
+    on_ranks("tests.integration.ranks.unreduced", tmp_path / "run", "by_nobody", ranks=2)
     (found,) = ampscope.diagnose(tmp_path / "run").findings
     assert (found.cause, found.also_on) == (Cause.RANKS_NOT_REDUCED, (1,))
     assert "other parameters than the model's 2 parameters (weight, bias)" in found.explanation
@@ -22,6 +22,6 @@ def test_gradients_that_nobody_reduces_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reduced", ["by_the_loop", "by_the_wrapper"])
 def test_a_twin_that_reduces_them_is_healthy(tmp_path: Path, reduced: str) -> None:
-    torchrun("tests.integration.ranks.unreduced", tmp_path / "run", reduced, ranks=2)
+    on_ranks("tests.integration.ranks.unreduced", tmp_path / "run", reduced, ranks=2)
     told = ampscope.diagnose(tmp_path / "run")
     assert (told.verdict, told.findings) == (Verdict.HEALTHY, ())

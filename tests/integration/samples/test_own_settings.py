@@ -7,14 +7,14 @@ import pytest
 
 from ampscope import open_run
 from ampscope.analysis.scale.scale_history import scale_history
-from ampscope.analysis.scale.what_if import ScaleRecord, ScalerRules, what_if
+from ampscope.analysis.scale.what_if import ScalerRules, scale_record, what_if
 from tests.support.paths import ROOT
 
 
 @pytest.mark.parametrize("name", ["healthy", "attention-overflow", "log-zero"])
 def test_it_is_the_history(name: str) -> None:
     with open_run(ROOT / "sample_logs" / name) as run:
-        history, record = scale_history(run), ScaleRecord.of(run)
+        history, record = scale_history(run), scale_record(run)
     answer = what_if(record, ScalerRules.of(history.settings, history.first))
     assert answer.log2_scale == history.log2_scale
     assert answer.log2_scale.values == tuple(np.log2(record.scale).tolist())

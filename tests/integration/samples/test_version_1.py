@@ -33,7 +33,11 @@ from tests.support.trace_builder import TraceBuilder
 NEWER = {MistakeForm.NOTHING_SCALED, MistakeForm.UNSCALED_FOR_ANOTHER, MistakeForm.SCALED_TWICE} | {
     form for form in MistakeForm if form.startswith(("autocast_", "all_frozen", "no_gradient", "zero_gradients"))
 }
-NEWER |= {form for form in MistakeForm if form.startswith(("gradients_", "other_", "rounded_", "no_learning"))}
+NEWER |= {
+    form
+    for form in MistakeForm
+    if form.startswith(("gradients_", "other_", "rounded_", "no_learning", "cast_", "kept_"))
+}
 VERSION_1 = Path(__file__).parent / "version_1"
 RUNS = sorted(manifest.parent.name for manifest in VERSION_1.glob(f"*/{MANIFEST}"))
 

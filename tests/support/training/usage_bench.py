@@ -25,12 +25,18 @@ class Bench:
     """A model, its optimizer, a scaler; random batches on demand."""
 
     def __init__(
-        self, watch: Watch, *, scale: float = 4096.0, optimizer: Any = torch.optim.SGD, **options: Any
+        self,
+        watch: Watch,
+        *,
+        scale: float = 4096.0,
+        optimizer: Any = torch.optim.SGD,
+        enabled: bool = True,
+        **options: Any,
     ) -> None:
         self.model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
         self.parameters = list(self.model.parameters())
         self.optimizer = optimizer(self.parameters, lr=1e-3, **options)
-        self.scaler = torch.amp.GradScaler(here(), init_scale=scale)
+        self.scaler = torch.amp.GradScaler(here(), init_scale=scale, enabled=enabled)
         watch(self.model, self.scaler)
 
     @property

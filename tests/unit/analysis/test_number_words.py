@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from ampscope.analysis.words import in_code, in_words, number, power_of_two
+from ampscope.analysis.words import in_words, power_of_two
+from ampscope.numerals import in_code, number
 
 
 @pytest.mark.parametrize(

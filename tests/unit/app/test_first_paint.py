@@ -13,6 +13,7 @@ pytest.importorskip("streamlit", reason="needs the app's packages")
 
 from first_paint import preloads
 from server_settings import send_at_once
+from tests.support.coroutines import ran
 
 
 def names(links: str) -> set[str]:
@@ -64,7 +65,7 @@ def test_a_connection_waits_for_no_confirmation() -> None:
             writer.close()
         return found
 
-    assert asyncio.run(is_prompt())
+    assert ran(is_prompt())
 
 
 def test_a_loop_that_takes_no_other_method_is_left_alone() -> None:

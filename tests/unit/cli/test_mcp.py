@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import sys
@@ -19,6 +18,7 @@ from ampscope.cli.mcp_queries import MOST_CHARACTERS, answer, answer_apart
 from ampscope.cli.mcp_server import Folders, server_of
 from ampscope.errors import AmpscopeError, RunNotFound
 from tests.support.command import Command
+from tests.support.coroutines import ran
 from tests.support.paths import ROOT, SAMPLES
 
 RUN = SAMPLES / "attention-overflow"
@@ -32,7 +32,7 @@ def asked(server: Any, question: Callable[[Client], Awaitable[T]]) -> T:
         async with Client(server) as client:
             return await question(client)
 
-    return asyncio.run(ask())
+    return ran(ask())
 
 
 def called(tool: str, **arguments: Any) -> tuple[bool, str]:

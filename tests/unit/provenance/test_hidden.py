@@ -45,6 +45,13 @@ def test_a_comparison_hides_nothing(step: Step) -> None:
     assert ways(step) == []
 
 
+def test_a_choice_hides_it(step: Step) -> None:
+    product = step.op("mm", step.entry(), out=(0.0, INF))
+    chosen = step.op("argmin", product, dtype="int64")
+    step.loss(step.op("index.Tensor", step.entry(), chosen))
+    assert ways(step) == [(product, chosen)]
+
+
 @pytest.mark.parametrize("dtype", [FULL, "bfloat16"])
 def test_only_float16_ends_before_float32_does(step: Step, dtype: str) -> None:
     step.op("nan_to_num", step.op("mm", step.entry(), out=(0.0, INF), dtype=dtype))

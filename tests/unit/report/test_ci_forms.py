@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from sarif_pydantic import Sarif
 
-from ampscope.analysis.diagnosis.gate import Check, Gate, Limit, Outcome, gate
+from ampscope.analysis.diagnosis.gate import Gate, Limit, LimitCheck, Outcome, gate
 from ampscope.analysis.diagnosis.gate_limits import Limits
 from ampscope.analysis.results import SourceLine
 from ampscope.report.ci import as_annotations, as_junit, as_markdown, as_sarif, uri
@@ -33,7 +33,7 @@ def overflow() -> Gate:
 
 def _gate(outcome: Outcome, text: str = "as it is", *, diagnosis: Any = HEALTHY) -> Gate:
     source = SourceLine(file="a,b:c.py", line=3, function="f", code=text)
-    check = Check(limit=Limit.MIN_HEADROOM, outcome=outcome, text=text, measured=1.5, allowed=2.0, source=source)
+    check = LimitCheck(limit=Limit.MIN_HEADROOM, outcome=outcome, text=text, measured=1.5, allowed=2.0, source=source)
     return Gate(outcome=outcome, checks=(check,), diagnosis=diagnosis)
 
 

@@ -10,9 +10,12 @@ import pytest
 from ampscope.trace.evidence import (
     BadTensor,
     CallLine,
+    EarlierCall,
     EarlierCast,
     Evidence,
+    FindingEvidence,
     LostUpdates,
+    MadeBefore,
     ProgramLine,
     RaisedError,
     Reduction,
@@ -28,6 +31,7 @@ WHOLE = Evidence(
     called_from=(
         CallLine(file="train.py", line=7, function="main", code="y = model(x)", autocast="float16", tensors=1),
     ),
+    made_before={"args[0]": MadeBefore(step=2, calls=(EarlierCall(name="mul", dtype="float16", line=4),))},
     finite_at={"norm.running_mean": 3},
     state=(BadTensor(kind="weight", name="fc.weight", nan=2, finite_at=None), BadTensor(finite_at=4, bad_at=5)),
     still=(LostUpdates(name="mean", share=0.5),),
@@ -89,3 +93,11 @@ def test_what_is_as_by_default_is_not_written() -> None:
 )
 def test_damage_leaves_out_what_it_has_damaged(text: str, left: Evidence, tmp_path: Path) -> None:
     assert read_back(text, tmp_path / "run") == left
+
+
+def test_the_evidence_of_a_finding_comes_back(tmp_path: Path) -> None:
+    seen = FindingEvidence(framework="accelerate", parameters=("fc.weight",), count=4, learns=True, was=2.0**16)
+    trace = TraceBuilder(tmp_path / "run")
+    trace.finding("nothing_trains", evidence=seen.as_json())
+    (row,) = open_run(trace.close()).rows(Table.FINDINGS)
+    assert FindingEvidence.of_row(row) == seen

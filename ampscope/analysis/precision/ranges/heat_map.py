@@ -11,7 +11,7 @@ import numpy as np
 
 from ampscope.analysis.arrays import BoolArray, FloatArray, IntArray
 from ampscope.analysis.precision.ranges.measured import NEAR_BITS, MeasuredPlace, MeasuredRun
-from ampscope.analysis.precision.ranges.places import Group, Stretch
+from ampscope.analysis.precision.ranges.places import SampledStretch, ValueKind
 
 #: Rows of a heat map: of more, those that are closest.
 MOST_ROWS = 60
@@ -31,7 +31,7 @@ class Measure(StrEnum):
 class View:
     """Describes what a heat map is to show."""
 
-    group: Group = Group.FORWARD  #: of which values
+    group: ValueKind = ValueKind.FORWARD  #: of which values
     measure: Measure = Measure.HEADROOM
     depth: int | None = None  #: how many names deep modules have a row of their own; None for as deep as rows fit
     closest_first: bool = False  #: by how close each row came, without the modules that hold others; else as a tree
@@ -60,10 +60,10 @@ class HeatMap:
     """Modules by stretches of sampled steps."""
 
     measure: Measure
-    group: Group
+    group: ValueKind
     depth: int  #: of the module names that have a row of their own
     deepest: int  #: of all module names
-    columns: tuple[Stretch, ...] = ()
+    columns: tuple[SampledStretch, ...] = ()
     rows: tuple[HeatRow, ...] = ()
     left_out: int = 0  #: rows that are farther than those
 
@@ -92,13 +92,13 @@ def heat_map(found: MeasuredRun, view: View = WHOLE) -> HeatMap:
     )
 
 
-def groups(found: MeasuredRun) -> tuple[Group, ...]:
+def groups(found: MeasuredRun) -> tuple[ValueKind, ...]:
     """The kinds of values of which anything was measured."""
     known = {each.place.group for each in found.places}
-    return tuple(group for group in Group if group in known)
+    return tuple(group for group in ValueKind if group in known)
 
 
-def _is_shown(each: MeasuredPlace, group: Group, measure: Measure) -> bool:
+def _is_shown(each: MeasuredPlace, group: ValueKind, measure: Measure) -> bool:
     """Whether a place is on the map: one that cannot grow has no headroom to show, unless it overflowed."""
     if each.place.group != group:
         return False

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ampscope.analysis.arrays import BoolArray, Columns, FloatArray, IntArray, joined
-from ampscope.analysis.precision.ranges.places import Place, Sampled, Stretch, numbered, place_of
-from ampscope.analysis.tables.lazy_tables import Lazy, group_columns, rank_table
+from ampscope.analysis.precision.ranges.places import OpPlace, SampledExecutions, SampledStretch, numbered, place_of
+from ampscope.analysis.tables.lazy_tables import Lazy, collect_columns
 from ampscope.forecast import Point
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Source, Table, source_of
@@ -20,13 +20,13 @@ from ampscope.trace.schema import Source, Table, source_of
 class Cells:
     """A row for each place, by its number, and a column for each stretch."""
 
-    stretches: tuple[Stretch, ...] = ()
+    stretches: tuple[SampledStretch, ...] = ()
     #: Logarithm of the largest finite magnitude; NaN where none was measured, or all was zero.
     heights: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
     #: Subnormal ones among the elements that are not zero; NaN where that was not measured.
     subnormal: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
 
-    def largest_in(self, number: int) -> Stretch | None:
+    def largest_in(self, number: int) -> SampledStretch | None:
         """The stretch in which a place's values were largest; None where nothing is known."""
         own = self.heights[number] if number < len(self.heights) else np.empty(0)
         return self.stretches[int(np.nanargmax(own))] if np.isfinite(own).any() else None
@@ -39,7 +39,7 @@ def make_cells(
     lost: tuple[FloatArray, FloatArray],
     *,
     places: int,
-    stretches: Sequence[Stretch],
+    stretches: Sequence[SampledStretch],
 ) -> Cells:
     """The cells of sums by place and stretch.
 
@@ -101,7 +101,7 @@ FEW = 400
 class Magnitudes:
     """Holds the magnitudes that were measured at one place."""
 
-    place: Place
+    place: OpPlace
     number: int  #: its row in the cells
     largest: float | None  #: largest finite magnitude of all sampled steps; None where nothing finite was measured
     course: tuple[Point, ...]  #: the logarithm of the largest magnitude by step, where that is not zero
@@ -120,7 +120,9 @@ class Magnitudes:
         return self.course[-1] if self.course else None
 
 
-def magnitudes(run: Run, rank: int, sampled: Sampled, *, whole: bool = True) -> tuple[list[Magnitudes], Cells]:
+def magnitudes(
+    run: Run, rank: int, sampled: SampledExecutions, *, whole: bool = True
+) -> tuple[list[Magnitudes], Cells]:
     """Returns the magnitudes at each place of one rank, and cells that sum up all sampled steps by stretches of them.
 
     Args:
@@ -132,8 +134,8 @@ def magnitudes(run: Run, rank: int, sampled: Sampled, *, whole: bool = True) -> 
     Raises:
         RunDamaged: a Parquet part turned out to be broken while it was read.
     """
-    course = _summed(rank_table(run, Table.OPS, rank, step=sampled.course), "step", sampled.where)
-    sums = _by_stretch(rank_table(run, Table.OPS, rank), sampled) if whole and sampled.bits else course
+    course = _summed(run.table(Table.OPS, step=sampled.course, rank=rank), "step", sampled.where)
+    sums = _by_stretch(run.table(Table.OPS, rank=rank), sampled) if whole and sampled.bits else course
     if not len(sums):
         return [], Cells()
     different, of_sums = _keys(sums)
@@ -151,7 +153,7 @@ def magnitudes(run: Run, rank: int, sampled: Sampled, *, whole: bool = True) -> 
     return found, _cells(of_rows, sums, len(places), sampled) if whole else Cells()
 
 
-class Course(NamedTuple):
+class MagnitudeCourse(NamedTuple):
     """How large values became step by step."""
 
     steps: IntArray  #: ascending
@@ -160,7 +162,7 @@ class Course(NamedTuple):
 
 
 def course_rows(ops: Lazy, where: Sequence[str]) -> Columns:
-    """The rows that are asked for, by site, output and step: all that a `Course` is made of, in one look.
+    """The rows that are asked for, by site, output and step: all that a `MagnitudeCourse` is made of, in one look.
 
     Args:
         ops: The ops of a rank.
@@ -168,10 +170,10 @@ def course_rows(ops: Lazy, where: Sequence[str]) -> Columns:
     """
     beside = "max(max_finite) FILTER (zeros IS NOT NULL AND isfinite(max_finite)) AS beside"
     told = f"site, out, step, {_FINITE}, {beside}, count(exp_low) AS counted"
-    return joined([group_columns(ops, told, "site, out, step", where=each) for each in where])
+    return joined([collect_columns(ops, told, "site, out, step", where=each) for each in where])
 
 
-def course_of(rows: Columns) -> Course:
+def course_of(rows: Columns) -> MagnitudeCourse:
     """Returns the course of largest magnitudes that rows of `course_rows` make."""
     steps, of_rows = np.unique(rows.ints("step"), return_inverse=True)
     sizes = np.full(len(steps), np.nan)
@@ -179,10 +181,10 @@ def course_of(rows: Columns) -> Course:
     np.fmax.at(sizes, of_rows, np.fmax(ends, rows.floats("beside")))
     counted = np.unique(rows.ints("step")[rows.ints("counted") > 0]).tolist()
     with np.errstate(divide="ignore"):
-        return Course(steps, np.log2(sizes), tuple(counted))
+        return MagnitudeCourse(steps, np.log2(sizes), tuple(counted))
 
 
-def _by_stretch(ops: Lazy, sampled: Sampled) -> Columns:
+def _by_stretch(ops: Lazy, sampled: SampledExecutions) -> Columns:
     """Sums by site, output, source and stretch; a key may have several rows, which say different things.
 
     Of tens of millions of rows, grouping by a text takes a third of the time, and so do statistics that few rows have.
@@ -192,24 +194,24 @@ def _by_stretch(ops: Lazy, sampled: Sampled) -> Columns:
     where, by = sampled.where_plain, f"site, out, {sampled.stretch}"
     key = f"site, out, '{source_of(Source.LIVE, 0)}' AS source, {sampled.stretch} AS step"
     pieces = (
-        group_columns(ops, f"{key}, {_ENDS}, {_NOT_LOST}", by, where=where),
-        group_columns(ops, f"{key}, {_NO_ENDS}, {_LOST}", by, where=f"{where} AND zeros IS NOT NULL"),
+        collect_columns(ops, f"{key}, {_ENDS}, {_NOT_LOST}", by, where=where),
+        collect_columns(ops, f"{key}, {_NO_ENDS}, {_LOST}", by, where=f"{where} AND zeros IS NOT NULL"),
         _summed(ops, sampled.stretch, sampled.where_mixed),
     )
     return _at_last_steps(joined(pieces), sampled)
 
 
-def _at_last_steps(sums: Columns, sampled: Sampled) -> Columns:
+def _at_last_steps(sums: Columns, sampled: SampledExecutions) -> Columns:
     """Sums by stretch with a step in the place of the stretch's number."""
     return Columns({**sums.arrays, "step": sampled.last_of(sums.ints("step"))})
 
 
 def _summed(ops: Lazy, step: str, where: str) -> Columns:
     """Sums by site, output, source and what is made of the step."""
-    return group_columns(ops, f"{_KEY}, {step} AS step, {_ENDS}, {_LOST}", f"{_KEY}, {step}", where=where)
+    return collect_columns(ops, f"{_KEY}, {step} AS step, {_ENDS}, {_LOST}", f"{_KEY}, {step}", where=where)
 
 
-def _cells(numbers: IntArray, sums: Columns, places: int, sampled: Sampled) -> Cells:
+def _cells(numbers: IntArray, sums: Columns, places: int, sampled: SampledExecutions) -> Cells:
     lost = sums.floats("subnormals"), sums.floats("measured") - sums.floats("zeros")
     steps, sizes = sums.ints("step"), _magnitude(sums)
     return make_cells(numbers, steps, sizes, lost, places=places, stretches=sampled.stretches)
@@ -252,7 +254,7 @@ class _Sums:
         told: list[int] = np.clip(sums, -_MOST_COUNTED, _MOST_COUNTED).astype(np.int64).tolist()
         return told
 
-    def of(self, number: int, place: Place, courses: _Courses) -> Magnitudes:
+    def of(self, number: int, place: OpPlace, courses: _Courses) -> Magnitudes:
         """Returns the magnitudes that were measured at one place."""
         sums = {name: values[number] for name, values in self._sums.items()}
         executions = sums.pop("executions")

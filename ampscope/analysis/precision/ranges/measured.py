@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from ampscope.analysis.op_facts import LOGARITHMS, Executed, divides
 from ampscope.analysis.overview.bad_steps import sampled_rank, world_of
 from ampscope.analysis.precision.ranges.magnitudes import Cells, Magnitudes, magnitudes
-from ampscope.analysis.precision.ranges.places import Place, Sampled, place_of, sampled_steps
-from ampscope.analysis.step_graph import Sites, StepGraph
-from ampscope.analysis.tables.lazy_tables import collect_groups, rank_table
+from ampscope.analysis.precision.ranges.places import OpPlace, SampledExecutions, place_of, sampled_steps
+from ampscope.analysis.step_graph import SiteTable, StepGraph
+from ampscope.analysis.tables.lazy_tables import collect_rows
 from ampscope.analysis.tables.step_history import History, histories
 from ampscope.forecast import Forecast, Point, bits_per_step, forecast_overflow
 from ampscope.provenance import is_deliberate
@@ -26,14 +26,14 @@ from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, Node, OpRow, Source, 
 _MOST_STEPS = 16
 
 
-class Flushed(NamedTuple):
+class FlushedGradients(NamedTuple):
     """Counts a gradient's zeros that float32 would not have had, as far as that is known."""
 
     zeros: int = 0  #: those that float32 would not have had
     judged: int = 0  #: elements of which it is known
 
 
-def flushed_gradients(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, Flushed]:
+def flushed_gradients(run: Run, rank: int, sampled: SampledExecutions) -> Mapping[OpPlace, FlushedGradients]:
     """The gradients of the steps that lost some: there the same step in float32 was recorded with every statistic."""
     rows = run.rows(Table.INCIDENTS, rank=rank)
     lost = {row.step for row in rows if row.trigger == Trigger.LOST_GRADIENT} - set(sampled.unlike)
@@ -41,13 +41,13 @@ def flushed_gradients(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, F
         return {}
     sites = {site.site: site for site in run.rows(Table.SITES, rank=rank) if site.op == Node.GRADIENT}
     where = f"zeros IS NOT NULL AND site IN ({', '.join(map(str, sites)) or -1})"
-    ops = rank_table(run, Table.OPS, rank, step=sorted(lost)[-_MOST_STEPS:])
+    ops = run.table(Table.OPS, step=sorted(lost)[-_MOST_STEPS:], rank=rank)
     by_run: dict[str, dict[tuple[int, str], tuple[int, int, int]]] = defaultdict(dict)
-    for source, step, site, zeros, numel in collect_groups(
+    for source, step, site, zeros, numel in collect_rows(
         ops, "source, step, site, sum(zeros), sum(numel)", "source, step, site", where=where
     ):
         by_run[source][step, sites[site].name] = site, int(zeros), int(numel)
-    found: dict[Place, Flushed] = defaultdict(Flushed)
+    found: dict[OpPlace, FlushedGradients] = defaultdict(FlushedGradients)
     for optimizer in set(sampled.optimizers.values()):
         wide = by_run[source_of(Source.REPLAY_FP32, optimizer)]
         for key, (site, zeros, numel) in by_run[source_of(Source.REPLAY, optimizer)].items():
@@ -55,7 +55,7 @@ def flushed_gradients(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, F
             if key in wide and wide[key][2] == numel and place is not None:
                 before = found[place]
                 more = max(0, zeros - wide[key][1])
-                found[place] = Flushed(before.zeros + more, before.judged + numel)
+                found[place] = FlushedGradients(before.zeros + more, before.judged + numel)
     return found
 
 
@@ -63,25 +63,25 @@ def flushed_gradients(run: Run, rank: int, sampled: Sampled) -> Mapping[Place, F
 MOST_STEPS = 16
 
 
-class Overflowed(NamedTuple):
+class OverflowedSteps(NamedTuple):
     """The steps in which places overflowed, a step as often as its results did."""
 
-    steps: Mapping[Place, Sequence[int]]
+    steps: Mapping[OpPlace, Sequence[int]]
     is_whole: bool  #: whether all traced steps that went wrong were looked at, not the newest alone
 
 
 #: Of what nobody looked at.
-NONE = Overflowed({}, True)
+NONE = OverflowedSteps({}, True)
 
 
-def overflowed(run: Run, rank: int, sampled: Sampled) -> Overflowed:
+def overflowed(run: Run, rank: int, sampled: SampledExecutions) -> OverflowedSteps:
     """The steps in which each place gave an infinity though all that it read was finite; masks and poles are none.
 
     A step is there as often as that happened in it.
     """
     wrong = {row.step for row in run.rows(Table.INCIDENTS, rank=rank)} - set(sampled.unlike)
     traced = [each for each in run.traced(rank) if each.step in wrong and each.source in sampled.optimizers]
-    sites, found = Sites(run, rank), defaultdict[Place, list[int]](list)
+    sites, found = SiteTable(run, rank), defaultdict[OpPlace, list[int]](list)
     once = {(each.step, sampled.optimizers[each.source]): each for each in traced}  # as it ran or in its replay
     newest = sorted(once.values(), key=lambda one: -one.step)
     for each in newest[:MOST_STEPS]:
@@ -91,10 +91,10 @@ def overflowed(run: Run, rank: int, sampled: Sampled) -> Overflowed:
             place = _overflowed_at(graph, seq, sampled.optimizers[each.source])
             if place is not None:
                 found[place].append(each.step)
-    return Overflowed(found, len(newest) <= MOST_STEPS)
+    return OverflowedSteps(found, len(newest) <= MOST_STEPS)
 
 
-def _overflowed_at(graph: StepGraph, seq: int, optimizer: int) -> Place | None:
+def _overflowed_at(graph: StepGraph, seq: int, optimizer: int) -> OpPlace | None:
     row, site = graph.bad_output(seq), graph.site(seq)
     if row is None or site.op in ENTRY_NODES | SINK_NODES or not _has_infinity(row):
         return None
@@ -115,25 +115,25 @@ def _has_infinity(row: OpRow) -> bool:
 class ScaledPlaces(NamedTuple):
     """Holds the places of one rank that carry the loss scale, or are the scale itself."""
 
-    scale: frozenset[Place] = frozenset()  #: the loss scale itself
-    carrying: frozenset[Place] = frozenset()
+    scale: frozenset[OpPlace] = frozenset()  #: the loss scale itself
+    carrying: frozenset[OpPlace] = frozenset()
 
 
-def scaled_places(run: Run, rank: int, sampled: Sampled, scale_at: Callable[[int, int], float | None]) -> ScaledPlaces:
+def scaled_places(run: Run, rank: int, sampled: SampledExecutions, history: Mapping[int, History]) -> ScaledPlaces:
     """Returns the places that carry the loss scale, by the newest step that each optimizer's sampled steps end with.
 
     Args:
         run: The run.
         rank: The rank.
         sampled: Its sampled steps.
-        scale_at: The loss scale that an optimizer's step ran with; None without one.
+        history: The steps of the rank, by optimizer.
     """
-    sites = Sites(run, rank)
-    is_scale: set[Place] = set()
-    carrying: set[Place] = set()
+    sites = SiteTable(run, rank)
+    is_scale: set[OpPlace] = set()
+    carrying: set[OpPlace] = set()
     for source, optimizer, step in _newest(sampled):
-        scale = scale_at(optimizer, step)
-        if scale is None:
+        scale = history[optimizer].scale_at(step) if optimizer in history else math.nan
+        if math.isnan(scale):
             continue
         graph = StepGraph(run, sites, step, source)
         found = scaled(graph, scale)
@@ -144,7 +144,7 @@ def scaled_places(run: Run, rank: int, sampled: Sampled, scale_at: Callable[[int
     return ScaledPlaces(frozenset(is_scale), frozenset(carrying - is_scale))
 
 
-def _newest(sampled: Sampled) -> Iterator[tuple[str, int, int]]:
+def _newest(sampled: SampledExecutions) -> Iterator[tuple[str, int, int]]:
     """The newest step that was traced as it ran, and the newest of the replays: where a value enters has two names."""
     for source, optimizer in sampled.optimizers.items():
         is_live = execution_of(source)[0] == Source.LIVE
@@ -175,7 +175,7 @@ class MeasuredPlace:
     told: Forecast | None = None  #: stands for its forecast, where that is of another kind
 
     @property
-    def place(self) -> Place:
+    def place(self) -> OpPlace:
         """The place that was measured."""
         return self.seen.place
 
@@ -237,10 +237,6 @@ class MeasuredPlace:
         """Factors of two between its newest magnitude and overflow; None where there is none."""
         return max(0.0, math.log2(self.place.format.max) - self.course[-1][1]) if self.course else None
 
-    def with_forecast(self, ahead: Forecast) -> MeasuredPlace:
-        """The place with another forecast, as that of its fall."""
-        return replace(self, told=ahead)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
@@ -267,10 +263,7 @@ def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) ->
     history = histories(run, rank)
     sampled = sampled_steps(run, rank)
     found, cells = magnitudes(run, rank, sampled, whole=whole)
-    scales = {number: _Scales(each) for number, each in history.items()}
-    scaled = scaled_places(
-        run, rank, sampled, lambda number, step: scales[number].at(step) if number in scales else None
-    )
+    scaled = scaled_places(run, rank, sampled, history)
     lost = overflowed(run, rank, sampled) if whole else NONE
     flushed = flushed_gradients(run, rank, sampled) if whole else {}
     last = {number: int(each.step[-1]) for number, each in history.items() if each.step.size}
@@ -283,7 +276,7 @@ def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) ->
         places=tuple(
             MeasuredPlace(
                 seen=_with(flushed.get(each.place), each),
-                scale=_scale(each, scales) if each.place.is_gradient or each.place in scaled.carrying else None,
+                scale=_scale(each, history) if each.place.is_gradient or each.place in scaled.carrying else None,
                 last=last.get(each.place.optimizer, -1),
                 overflows=lost.steps.get(each.place, ()),
                 overflows_at_least=not lost.is_whole,
@@ -295,31 +288,16 @@ def measured_places(run: Run, *, rank: int | None = None, whole: bool = True) ->
     )
 
 
-def _with(flushed: Flushed | None, seen: Magnitudes) -> Magnitudes:
+def _with(flushed: FlushedGradients | None, seen: Magnitudes) -> Magnitudes:
     """Adds to a place's magnitudes what replays in float32 tell of its zeros."""
     if flushed is None:
         return seen
     return replace(seen, flushed=seen.flushed + flushed.zeros, judged=seen.judged + flushed.judged)
 
 
-class _Scales:
-    """The loss scale of each step of an optimizer."""
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-
-    def at(self, step: int) -> float | None:
-        """The loss scale in use; None without one."""
-        place = int(self._history.step.searchsorted(step))
-        if place >= self._history.step.size or self._history.step[place] != step:
-            return None
-        scale = float(self._history.scale[place])
-        return None if math.isnan(scale) else scale
-
-
-def _scale(seen: Magnitudes, scales: Mapping[int, _Scales]) -> float | None:
+def _scale(seen: Magnitudes, history: Mapping[int, History]) -> float | None:
     """The loss scale at the newest value of a place that carries it."""
-    of_step = scales.get(seen.place.optimizer)
-    if of_step is None or not seen.course:
+    if seen.place.optimizer not in history or not seen.course:
         return None
-    return of_step.at(seen.course[-1][0])
+    scale = history[seen.place.optimizer].scale_at(seen.course[-1][0])
+    return None if math.isnan(scale) else scale

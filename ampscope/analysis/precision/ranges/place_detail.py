@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ampscope.analysis.arrays import BoolArray, Columns, Curve, make_curve
-from ampscope.analysis.precision.ranges.magnitudes import FEW, Course, course_of, course_rows
+from ampscope.analysis.precision.ranges.magnitudes import FEW, MagnitudeCourse, course_of, course_rows
 from ampscope.analysis.precision.ranges.measured import MeasuredPlace, MeasuredRun
-from ampscope.analysis.precision.ranges.places import Place, Sampled, place_of, sampled_steps
+from ampscope.analysis.precision.ranges.places import OpPlace, SampledExecutions, place_of, sampled_steps
 from ampscope.analysis.precision.ranges.ranges import RangeRow, range_row
 from ampscope.analysis.results import Operand
-from ampscope.analysis.tables.lazy_tables import collect_expressions, rank_table
+from ampscope.analysis.tables.lazy_tables import collect_rows
 from ampscope.forecast import Forecast
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Statistics, Table
@@ -24,7 +24,7 @@ _POINTS = 1200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class LargestValue:
     """Holds the largest value of a place in one step, with the op that gave it."""
 
     step: int
@@ -43,8 +43,8 @@ class PlaceDetail:
     normal: float  #: that of its smallest normal number
     forecast: Forecast | None
     overflows: tuple[int, ...]  #: steps in which its results became infinite
-    seen: Seen | None  #: the step that was asked for; None where nothing of it is left
-    counted: Seen | None  #: that step, or the nearest one, with its histogram; None where none was counted
+    seen: LargestValue | None  #: the step that was asked for; None where nothing of it is left
+    counted: LargestValue | None  #: that step, or the nearest one, with its histogram; None where none was counted
 
 
 def place_detail(run: Run, found: MeasuredRun, key: str, *, step: int | None = None) -> PlaceDetail | None:
@@ -53,7 +53,7 @@ def place_detail(run: Run, found: MeasuredRun, key: str, *, step: int | None = N
     Args:
         run: The run.
         found: What was measured of it.
-        key: The place's `Place.key`.
+        key: The place's `OpPlace.key`.
         step: The step to look at, or the sampled one before it; by default that of its largest value.
 
     Returns:
@@ -86,7 +86,7 @@ def place_details(
 
 
 def _detail(
-    run: Run, found: MeasuredRun, each: MeasuredPlace, course: Course, *, where: str, step: int | None
+    run: Run, found: MeasuredRun, each: MeasuredPlace, course: MagnitudeCourse, *, where: str, step: int | None
 ) -> PlaceDetail:
     """The place, of its course and of the condition that its rows meet."""
     at = _nearest(course.steps.tolist(), course.heights.tolist(), each, step)
@@ -122,7 +122,7 @@ class _Own(NamedTuple):
         return found
 
 
-def _rows_of(run: Run, rank: int, place: Place) -> _Own:
+def _rows_of(run: Run, rank: int, place: OpPlace) -> _Own:
     own: dict[int, list[int]] = {}
     for site in run.rows(Table.SITES, rank=rank):
         if site.op == place.op and site.module == place.module:
@@ -132,14 +132,14 @@ def _rows_of(run: Run, rank: int, place: Place) -> _Own:
     return _Own(own)
 
 
-def _sources(sampled: Sampled, optimizer: int) -> str:
+def _sources(sampled: SampledExecutions, optimizer: int) -> str:
     own = ", ".join(f"'{source}'" for source, number in sampled.optimizers.items() if number == optimizer)
     return f"source IN ({own or repr('')})"
 
 
-def _course_rows(run: Run, rank: int, sampled: Sampled, optimizer: int, places: Sequence[_Own]) -> Columns:
+def _course_rows(run: Run, rank: int, sampled: SampledExecutions, optimizer: int, places: Sequence[_Own]) -> Columns:
     """Returns the rows that courses are made of; for most steps the source, which takes long to read, is known."""
-    ops = rank_table(run, Table.OPS, rank)
+    ops = run.table(Table.OPS, rank=rank)
     own = f"({' OR '.join(each.where for each in places)})"
     given = f"{own} AND {_sources(sampled, optimizer)}"
     if optimizer or len(sampled.mixed) > FEW:
@@ -159,12 +159,12 @@ def _nearest(steps: Sequence[int], heights: Sequence[float], each: MeasuredPlace
     return -max(finite, default=(0.0, -known[0]))[1]
 
 
-def _seen(run: Run, rank: int, place: Place, where: str, step: int, *, counted: bool = False) -> Seen | None:
+def _seen(run: Run, rank: int, place: OpPlace, where: str, step: int, *, counted: bool = False) -> LargestValue | None:
     """The op that gave the largest value in a step, of those whose exponents were counted if that is asked for."""
-    ops = rank_table(run, Table.OPS, rank, step=step)
+    ops = run.table(Table.OPS, step=step, rank=rank)
     names = ", ".join(f'"{name}"' for name in Statistics._fields)
     told = f"{where} AND step = {step}" + (" AND exp_low IS NOT NULL" if counted else "")
-    rows = collect_expressions(ops, f"source, seq, out, numel, {names}", where=told)
+    rows = collect_rows(ops, f"source, seq, out, numel, {names}", where=told)
     if not rows:
         return None
     source, seq, out, numel, *values = max(rows, key=_size)
@@ -172,7 +172,7 @@ def _seen(run: Run, rank: int, place: Place, where: str, step: int, *, counted: 
     if statistics.exp_counts is not None:
         statistics = statistics._replace(exp_counts=tuple(statistics.exp_counts))
     written = Operand(role=f"output {out}", dtype=place.dtype, shape="", numel=numel, statistics=statistics)
-    return Seen(step=step, source=source, seq=seq, written=written)
+    return LargestValue(step=step, source=source, seq=seq, written=written)
 
 
 def _size(row: Sequence[Any]) -> tuple[float, int]:

@@ -11,7 +11,7 @@ from itertools import groupby
 from ampscope.analysis.arrays import IntArray
 from ampscope.analysis.results import SourceLine
 from ampscope.analysis.rounding import plain
-from ampscope.analysis.step_graph import public_phase, source_line
+from ampscope.analysis.step_graph import public_phase
 from ampscope.analysis.tables.traced_steps import traced_rows
 from ampscope.provenance import large_values
 from ampscope.trace.dtypes import FINFO, PARTS, FloatInfo
@@ -20,7 +20,7 @@ from ampscope.trace.schema import Node, Phase, ReplayStatus, SiteRow, Source, Ta
 from ampscope.trace.schema.tables import details
 
 
-class Group(StrEnum):
+class ValueKind(StrEnum):
     """Names the kinds of values that a place may hold."""
 
     FORWARD = "forward"  #: results of ops of forward and loss, and what they are given from outside
@@ -31,16 +31,16 @@ class Group(StrEnum):
 
 
 _GROUPS = {
-    Node.GRADIENT: Group.GRADIENTS,
-    Node.STATE_AFTER: Group.STATE,
-    **dict.fromkeys((Node.PARAMETER, Node.WEIGHT_AFTER, Node.BUFFER, Node.BUFFER_AFTER), Group.WEIGHTS),
-    **dict.fromkeys((Node.INPUT, Node.LOSS, Node.CARRIED, Node.CARRIED_AFTER), Group.FORWARD),
+    Node.GRADIENT: ValueKind.GRADIENTS,
+    Node.STATE_AFTER: ValueKind.STATE,
+    **dict.fromkeys((Node.PARAMETER, Node.WEIGHT_AFTER, Node.BUFFER, Node.BUFFER_AFTER), ValueKind.WEIGHTS),
+    **dict.fromkeys((Node.INPUT, Node.LOSS, Node.CARRIED, Node.CARRIED_AFTER), ValueKind.FORWARD),
 }
 _NODES = frozenset(Node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class OpPlace:
     """An op of a module at a line, in one phase and dtype; a parameter; a gradient."""
 
     module: str
@@ -65,11 +65,11 @@ class Place:
         return hashlib.blake2s("\0".join(told).encode("utf-8", "replace"), digest_size=6).hexdigest()
 
     @property
-    def group(self) -> Group:
+    def group(self) -> ValueKind:
         """The kind of values that the place holds."""
         if self.is_node:
             return _GROUPS[Node(self.op)]
-        return Group.BACKWARD if self.phase == Phase.BACKWARD else Group.FORWARD
+        return ValueKind.BACKWARD if self.phase == Phase.BACKWARD else ValueKind.FORWARD
 
     @property
     def is_gradient(self) -> bool:
@@ -97,27 +97,27 @@ _FILLS = frozenset(
 )
 
 
-def place_of(site: SiteRow, out: int, optimizer: int) -> Place | None:
+def place_of(site: SiteRow, out: int, optimizer: int) -> OpPlace | None:
     """The place of one output of a site; None where that holds no floating-point numbers."""
     given = plain(site.out_dtypes[out]) if 0 <= out < len(site.out_dtypes) else ""
     dtype = PARTS.get(given, given)
     if dtype not in FINFO:
         return None
-    return Place(
+    return OpPlace(
         module=site.module,
         op=site.op,
         phase=public_phase(site.phase),
         dtype=dtype,
         name=site.name,
         optimizer=optimizer,
-        source=source_line(site),
+        source=SourceLine.of(site),
         is_bounded=large_values.is_bounded(site.op, lambda: details(site.scalars)),
     )
 
 
-def numbered(places: Iterable[Place | None]) -> tuple[list[Place], list[int]]:
+def numbered(places: Iterable[OpPlace | None]) -> tuple[list[OpPlace], list[int]]:
     """Each different place once, and the number of each that was given; -1 for none."""
-    known: dict[Place, int] = {}
+    known: dict[OpPlace, int] = {}
     numbers = [-1 if place is None else known.setdefault(place, len(known)) for place in places]
     return list(known), numbers
 
@@ -129,7 +129,7 @@ _NEWEST_PART = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class SampledStretch:
     """Sampled steps that are told together: one alone, or of very many those that are neighbours."""
 
     first: int
@@ -138,14 +138,14 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledExecutions:
     """The executions of one rank that are looked at."""
 
     live: frozenset[int]  #: steps that were traced as they ran
     optimizers: dict[str, int]  #: by the text in ``ops.source``
     unlike: tuple[int, ...]  #: steps whose replay came out differently, and says nothing of them
     course: tuple[int, ...]  #: steps that a course is drawn through
-    stretches: tuple[Stretch, ...]  #: all steps, in at most `ALL` stretches that are equally wide
+    stretches: tuple[SampledStretch, ...]  #: all steps, in at most `ALL` stretches that are equally wide
     bits: int = 0  #: the base-2 logarithm of that width, in steps of the run: a shift is quicker than a division
     mixed: tuple[int, ...] = ()  #: steps of which more was recorded than the first optimizer's step as it ran
 
@@ -187,7 +187,7 @@ def _listed(steps: Sequence[int]) -> str:
     return ", ".join(map(str, steps))
 
 
-def sampled_steps(run: Run, rank: int) -> Sampled:
+def sampled_steps(run: Run, rank: int) -> SampledExecutions:
     """Returns a rank's traced steps as they were: as they ran, or in a replay that came out the same."""
     whole = traced_rows(run, rank)
     traced = [each for each in whole if execution_of(each.source)[0] in (Source.LIVE, Source.REPLAY)]
@@ -196,7 +196,7 @@ def sampled_steps(run: Run, rank: int) -> Sampled:
     live = {each.step for each in traced if execution_of(each.source)[0] == Source.LIVE}
     steps = sorted({each.step for each in traced})
     bits = 0 if len(steps) <= ALL else _width(steps[0], steps[-1])
-    return Sampled(
+    return SampledExecutions(
         live=frozenset(live),
         optimizers={source: int(execution_of(source)[1] or 0) for source in sorted(sources) if _is_plain(source)},
         unlike=tuple(sorted(unlike & {each.step for each in traced})),
@@ -212,10 +212,10 @@ def _width(first: int, last: int) -> int:
     return next(bits for bits in range(64) if (last >> bits) - (first >> bits) < ALL)
 
 
-def _stretches(steps: Sequence[int], bits: int) -> Iterator[Stretch]:
+def _stretches(steps: Sequence[int], bits: int) -> Iterator[SampledStretch]:
     for _, own in groupby(steps, key=lambda step: step >> bits):
         first, *others = own
-        yield Stretch(first, others[-1] if others else first, 1 + len(others))
+        yield SampledStretch(first, others[-1] if others else first, 1 + len(others))
 
 
 def _is_plain(source: str) -> bool:

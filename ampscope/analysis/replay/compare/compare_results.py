@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ampscope.analysis.results import SourceLine
-from ampscope.analysis.words import listed, number, op_in_words
+from ampscope.analysis.words import listed, op_in_words
 from ampscope.notebook_repr import NotebookRepr
+from ampscope.numerals import number
 from ampscope.trace.schema import ENTRY_NODES
 
 #: Version of the JSON object that ``ampscope compare --json`` prints.
@@ -24,7 +25,7 @@ class Likeness(StrEnum):
     DIFFERENT = "different"
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """Names the kinds of differences."""
 
     OP = "op"  #: another op runs there, or none
@@ -61,7 +62,7 @@ class Kind(StrEnum):
 class Difference:
     """One thing that differs, in a sentence."""
 
-    kind: Kind
+    kind: DifferenceKind
     module: str = ""  #: where, by the name it has in the first; the first of several
     text: str
     score: float  #: how much it matters, 0 to 100

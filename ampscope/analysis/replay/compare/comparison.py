@@ -12,26 +12,17 @@ from ampscope.analysis.diagnosis.diagnosis import judged
 from ampscope.analysis.replay.compare.compare_results import (
     Comparison,
     Difference,
+    DifferenceKind,
     Divergence,
-    Kind,
     Likeness,
     Side,
     parted_in_words,
 )
 from ampscope.analysis.replay.compare.groups import divergence
+from ampscope.analysis.replay.compare.op_sentences import told_alone, told_changed
 from ampscope.analysis.replay.compare.pair_of_steps import pair_of
 from ampscope.analysis.replay.compare.roots import Expected, curve_tolerance, replay_noise, walk
-from ampscope.analysis.replay.compare.sides import (
-    Opened,
-    chosen,
-    opened,
-    optimizer_of,
-    optimizers,
-    signatures,
-    steps_together,
-)
-from ampscope.analysis.replay.compare.told_ops import told_alone, told_changed
-from ampscope.analysis.replay.compare.told_runs import (
+from ampscope.analysis.replay.compare.run_sentences import (
     Curves,
     Pair,
     on_other_weights,
@@ -41,21 +32,40 @@ from ampscope.analysis.replay.compare.told_runs import (
     told_verdicts,
     verdicts_in_words,
 )
-from ampscope.analysis.replay.compare.told_values import Before, same_numbers, told_rounding, told_values
+from ampscope.analysis.replay.compare.sides import (
+    Opened,
+    chosen,
+    opened,
+    optimizer_of,
+    optimizers,
+    signatures,
+    steps_together,
+)
+from ampscope.analysis.replay.compare.value_sentences import Before, same_numbers, told_rounding, told_values
 from ampscope.analysis.replay.recording import Recording, recording
 from ampscope.analysis.results import Diagnosis
-from ampscope.analysis.words import counted
+from ampscope.analysis.words import capitalized, counted
 from ampscope.errors import AmpscopeError
 from ampscope.trace.read.find import told_name
 
 #: Steps with other ops, and the same numbers, that are looked at.
 _MOST_STEPS = 4
 #: Kinds that tell of the run around the numbers, and not of other numbers.
-_AROUND = frozenset({Kind.ENVIRONMENT, Kind.LINE})
+_AROUND = frozenset({DifferenceKind.ENVIRONMENT, DifferenceKind.LINE})
 #: Kinds that leave the steps that both made the same.
-_BESIDE = _AROUND | {Kind.RENAMED, Kind.VERDICT, Kind.STEPS}
+_BESIDE = _AROUND | {DifferenceKind.RENAMED, DifferenceKind.VERDICT, DifferenceKind.STEPS}
 #: Kinds that tell of another program.
-_OF_PROGRAM = frozenset({Kind.OP, Kind.MODULE, Kind.CAST, Kind.SCALAR, Kind.OPERANDS, Kind.DTYPE, Kind.SHAPE})
+_OF_PROGRAM = frozenset(
+    {
+        DifferenceKind.OP,
+        DifferenceKind.MODULE,
+        DifferenceKind.CAST,
+        DifferenceKind.SCALAR,
+        DifferenceKind.OPERANDS,
+        DifferenceKind.DTYPE,
+        DifferenceKind.SHAPE,
+    }
+)
 _NOT_COMPARED = 43.0
 
 
@@ -211,7 +221,7 @@ class _Comparing:
         traced = {optimizer_of(each[0]) for each in self.together}
         for number in self.curves.keys() - traced if traced else ():
             text = "No step was traced in both: its ops were not compared."
-            yield Difference(kind=Kind.NOT_COMPARED, text=text, score=_NOT_COMPARED, optimizer=number)
+            yield Difference(kind=DifferenceKind.NOT_COMPARED, text=text, score=_NOT_COMPARED, optimizer=number)
 
     def _with_optimizer(self, found: Difference) -> Difference:
         """A difference with the optimizer whose step it is, where there are several."""
@@ -261,7 +271,7 @@ class _Comparing:
             curves = "loss, gradient norm and loss scale are the same at every step" if self.of_runs else ""
             what = f"{seen}: the same ops gave the same, to the last bit that was measured" if self.together else ""
             told = "; ".join(filter(None, (what, curves)))
-            return f"{told[:1].upper()}{told[1:]}."
+            return f"{capitalized(told)}."
         if self.diverged is not None:
             return f"{self._changed_before(differences, self.diverged)}{parted_in_words(self.diverged)}"
         shared = counted(sum(len(each.steps) for each in self.curves.values()), "step")
@@ -285,9 +295,9 @@ class _Comparing:
 
 
 def _once(differences: list[Difference]) -> Iterator[Difference]:
-    found: dict[tuple[Kind, str, str], Difference] = {}
+    found: dict[tuple[DifferenceKind, str, str], Difference] = {}
     for each in differences:
-        text = "" if each.kind is Kind.SCALE else each.text  # each step has its own
+        text = "" if each.kind is DifferenceKind.SCALE else each.text  # each step has its own
         found.setdefault((each.kind, each.module, text), each)
     yield from found.values()
 

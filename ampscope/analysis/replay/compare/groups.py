@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 from ampscope.analysis.arrays import IntArray
-from ampscope.analysis.replay.compare.compare_results import Difference, Divergence, Kind
+from ampscope.analysis.replay.compare.compare_results import Difference, DifferenceKind, Divergence
 from ampscope.analysis.replay.compare.pair_of_steps import StepPair
 from ampscope.analysis.replay.compare.roots import Root, Walked
 from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.results import SourceLine
-from ampscope.analysis.step_graph import source_line
 from ampscope.trace.schema import ENTRY_NODES, SINK_NODES, SiteRow
 
 #: How much a change of the program matters; of several the earlier one matters more, by up to `_EARLY`.
@@ -20,32 +18,14 @@ _SCORE = 99.0
 _EARLY = 5.0
 #: What is taken off for a change in backward: it mostly follows from one in forward.
 _BACKWARD = 30.0
-_MINOR = {Kind.LINE: 10.0, Kind.SHAPE: 60.0, Kind.RECOMPUTE: 61.0}
+_MINOR = {DifferenceKind.LINE: 10.0, DifferenceKind.SHAPE: 60.0, DifferenceKind.RECOMPUTE: 61.0}
 #: Ways in and out of a step, which are no ops.
 NODES = frozenset(str(node) for node in ENTRY_NODES | SINK_NODES)
 #: Changes of the program that bring others with them.
-STRUCTURE = frozenset({Kind.OP, Kind.CAST, Kind.OPERANDS, Kind.DTYPE})
+STRUCTURE = frozenset({DifferenceKind.OP, DifferenceKind.CAST, DifferenceKind.OPERANDS, DifferenceKind.DTYPE})
 
 
-@dataclass(slots=True)
-class Group:
-    """Roots that are alike, by order."""
-
-    roots: list[Root] = field(default_factory=list)
-    names: dict[str, None] = field(default_factory=dict)
-
-    @property
-    def first(self) -> Root:
-        """The earliest root."""
-        return self.roots[0]
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """The modules of the roots, each once."""
-        return tuple(self.names)
-
-
-class Places:
+class RootPlaces:
     """Finds the program point, the module and the recording of each root."""
 
     def __init__(self, pair: StepPair) -> None:
@@ -71,33 +51,37 @@ class Places:
         seen, at = self.seen(root)
         return bool(seen.backward[at])
 
-    def grouped(self, roots: Iterable[Root], by: Callable[[Root], Hashable]) -> Iterator[Group]:
-        """Roots that are alike, in order of the first."""
-        groups: dict[Hashable, Group] = {}
+    def modules(self, roots: Iterable[Root]) -> tuple[str, ...]:
+        """The modules of roots, each once."""
+        return tuple(dict.fromkeys(map(self.module, roots)))
+
+    def grouped(self, roots: Iterable[Root], by: Callable[[Root], Hashable]) -> Iterator[list[Root]]:
+        """Roots that are alike by order, in order of the first."""
+        groups: dict[Hashable, list[Root]] = {}
         for root in sorted(roots, key=lambda each: each.order):
-            group = groups.setdefault(by(root), Group())
-            group.roots.append(root)
-            group.names.setdefault(self.module(root))
+            groups.setdefault(by(root), []).append(root)
         yield from groups.values()
 
-    def difference(self, kind: Kind, group: Group, text: str, *, score: float | None = None) -> Difference:
-        """Makes a difference of a group of roots, at the place of its first root."""
-        root = group.first
+    def difference(
+        self, kind: DifferenceKind, roots: Sequence[Root], text: str, *, score: float | None = None
+    ) -> Difference:
+        """Makes a difference of roots, at the place of the first of them."""
+        root = min(roots, key=lambda each: each.order)
         mine, theirs = sources(self.pair, root)
         return Difference(
             kind=kind,
-            module=group.modules[0],
+            module=self.module(root),
             text=text,
             score=self._score(kind, root) if score is None else score,
             step=self.pair.one.traced.step,
             op=self.site(root).op,
             source=mine or theirs,
-            other_source=theirs if mine and theirs and mine != theirs else None,
-            modules=group.modules,
-            count=len(group.roots),
+            other_source=theirs if mine and theirs != mine else None,
+            modules=self.modules(roots),
+            count=len(roots),
         )
 
-    def _score(self, kind: Kind, root: Root) -> float:
+    def _score(self, kind: DifferenceKind, root: Root) -> float:
         late = _EARLY * max(root.order, 0.0) / max(len(self.pair.one), 1)
         if kind in _MINOR:
             return round(_MINOR[kind] - late, 2)
@@ -106,8 +90,8 @@ class Places:
 
 def sources(pair: StepPair, root: Root) -> tuple[SourceLine | None, SourceLine | None]:
     """The lines of code of a root in both."""
-    mine = source_line(pair.one.site_of(root.here)) if root.here >= 0 else None
-    theirs = source_line(pair.other.site_of(root.there)) if root.there >= 0 else None
+    mine = SourceLine.of(pair.one.site_of(root.here)) if root.here >= 0 else None
+    theirs = SourceLine.of(pair.other.site_of(root.there)) if root.there >= 0 else None
     return mine, theirs
 
 
@@ -118,11 +102,11 @@ def divergence(pair: StepPair, walked: Walked, scales: tuple[float | None, float
     a scaler is 1.
     """
     root = _parting(pair, walked)
-    site = Places(pair).site(root)
+    site = RootPlaces(pair).site(root)
     mine, theirs = sources(pair, root)
     alone = min(root.here, root.there) < 0
     error = 0.0 if alone else float(pair.error[root.here])
-    if root.kind is Kind.SCALE and alone:
+    if root.kind is DifferenceKind.SCALE and alone:
         one, other = (1.0 if each is None else each for each in scales)
         error = abs(one - other) / max(abs(one), abs(other))
     return Divergence(
@@ -154,10 +138,14 @@ def _parting(pair: StepPair, walked: Walked) -> Root:
     roots = [each for each in walked.roots if each.there < 0 <= each.here and each.here == mine]
     roots += [each for each in walked.roots if each.here < 0 <= each.there and each.there == theirs]
     cause = walked.roots[walked.cause[here]] if walked.cause[here] >= 0 else None
-    if cause is not None and cause.kind in (Kind.OP, Kind.CAST) and all(each.kind is not Kind.SCALE for each in roots):
+    if (
+        cause is not None
+        and cause.kind in (DifferenceKind.OP, DifferenceKind.CAST)
+        and all(each.kind is not DifferenceKind.SCALE for each in roots)
+    ):
         roots.append(cause)  # another program leads here, by ops that both have as well
     roots += [each for each in walked.roots if each.here == here]
-    return min(roots, key=lambda each: each.order, default=Root(Kind.VALUE, here, there, here))
+    return min(roots, key=lambda each: each.order, default=Root(DifferenceKind.VALUE, here, there, here))
 
 
 def _first_alone(at: int, seen: Recording, writers: list[list[int]], partners: IntArray) -> int:

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ampscope.analysis.arrays import BoolArray, FloatArray, IntArray
-from ampscope.analysis.replay.compare.compare_results import Kind
+from ampscope.analysis.op_facts import numel
+from ampscope.analysis.replay.compare.compare_results import DifferenceKind
 from ampscope.analysis.replay.pairing import OpPairs, pair_ops, producers
 from ampscope.analysis.replay.recording import Recording
 from ampscope.analysis.rounding import plain, ran_in
-from ampscope.analysis.words import number
+from ampscope.numerals import number
 from ampscope.trace.schema import Cast, Node, SiteRow
 from ampscope.trace.schema.tables import details
 
@@ -166,7 +167,7 @@ class _Rows:
         adds = np.array([name in _ADDING for name in names], np.bool_)[site]
         growth = np.array([_GROWTH.get(name, np.nan) for name in names])[site]
         bias = np.array([name == _CONVOLUTION for name in names], np.bool_)[site] & (self.out == _BIAS)
-        first = np.array([elements(each.in_shapes[0]) if each.in_shapes else 1 for each in self.one.sites])[site]
+        first = np.array([numel(each.in_shapes[0]) if each.in_shapes else 1 for each in self.one.sites])[site]
         terms = np.maximum(first / np.maximum(self.one.outputs.floats("numel")[self.mine], 1.0), 1.0)
         with np.errstate(invalid="ignore", divide="ignore"):
             growth = np.where(bias, _GROWTH["sum"], growth)
@@ -204,11 +205,6 @@ class _Rows:
         found = np.zeros(self.count, np.bool_)
         found[self.paired] = paired
         return found
-
-
-def elements(shape: str) -> int:
-    """How many elements a tensor of this shape has; 1 for a scalar."""
-    return math.prod(int(each) for each in shape.split("x") if each.isdigit())
 
 
 def _operand_magnitudes(one: Recording, other: Recording, pairs: OpPairs) -> FloatArray:
@@ -259,22 +255,22 @@ _OF_SHAPES = frozenset({"size", "sizes", "self_size", "input_sizes", "normalized
 _MULTIPLYING = frozenset({"mul", "mul_"})
 
 
-class Change(NamedTuple):
+class Renamed(NamedTuple):
     """One thing that is another: ``name`` is ``was`` in the first and ``now`` in the second."""
 
-    kind: Kind
+    kind: DifferenceKind
     name: str
     was: str
     now: str
 
 
-def site_changes(one: SiteRow, other: SiteRow) -> tuple[Change, ...]:
+def site_changes(one: SiteRow, other: SiteRow) -> tuple[Renamed, ...]:
     """Returns the changes between two program points, but for names of modules and the number of the line."""
     found = [*_scalars(one, other), *_dtype(one, other)]
     if not _same_shapes(one, other):
-        found.append(Change(Kind.SHAPE, "shape", _shapes(one), _shapes(other)))
+        found.append(Renamed(DifferenceKind.SHAPE, "shape", _shapes(one), _shapes(other)))
     if one.code and other.code and one.code != other.code:
-        found.append(Change(Kind.LINE, "line", one.code, other.code))
+        found.append(Renamed(DifferenceKind.LINE, "line", one.code, other.code))
     return tuple(found)
 
 
@@ -290,13 +286,13 @@ class Kinds:
         self.pair, self.scales = pair, scales
         self._of_scaler: tuple[set[int], set[int]] = set(), set()  #: positions in both of a scale that one alone has
 
-    def alone(self, here: int, there: int) -> Kind:
+    def alone(self, here: int, there: int) -> DifferenceKind:
         """Returns the kind of an op that only one step has, asked in order of execution."""
         side, at = (0, here) if here >= 0 else (1, there)
         seen = (self.pair.one, self.pair.other)[side]
         if self._scales(side, at):
-            return Kind.SCALE
-        return Kind.CAST if seen.site_of(at).cast != Cast.NONE else Kind.OP
+            return DifferenceKind.SCALE
+        return DifferenceKind.CAST if seen.site_of(at).cast != Cast.NONE else DifferenceKind.OP
 
     def _scales(self, side: int, at: int) -> bool:
         """Whether an op is a scaler's, and the other step has none: the scale, a copy of it, what it multiplies."""
@@ -323,27 +319,33 @@ class Kinds:
     def _first(self, side: int, at: int) -> int:
         return int((self.pair.one, self.pair.other)[side].first_output[at])
 
-    def given(self, here: int, there: int) -> Kind:
+    def given(self, here: int, there: int) -> DifferenceKind:
         """Returns the kind of a value that came into the step."""
         site = self.pair.one.site_of(here)
         if site.op != Node.INPUT:
-            return Kind.WEIGHTS
+            return DifferenceKind.WEIGHTS
         scales = self.scales
-        return Kind.SCALE if scales[0] != scales[1] and self._values(here, there) == scales else Kind.BATCH
+        return (
+            DifferenceKind.SCALE
+            if scales[0] != scales[1] and self._values(here, there) == scales
+            else DifferenceKind.BATCH
+        )
 
-    def changed(self, change: Change) -> Kind:
+    def changed(self, change: Renamed) -> DifferenceKind:
         """Returns the kind of a changed argument; the number that a scaler makes its first scale of is a scale."""
         mine, theirs = self.scales
-        if change.kind is not Kind.SCALAR or mine is None or theirs is None or mine == theirs:
+        if change.kind is not DifferenceKind.SCALAR or mine is None or theirs is None or mine == theirs:
             return change.kind
-        return Kind.SCALE if (change.was, change.now) == (_word(mine), _word(theirs)) else Kind.SCALAR
+        return (
+            DifferenceKind.SCALE if (change.was, change.now) == (_word(mine), _word(theirs)) else DifferenceKind.SCALAR
+        )
 
-    def of_value(self, here: int, there: int, *, drawn: bool) -> Kind:
+    def of_value(self, here: int, there: int, *, drawn: bool) -> DifferenceKind:
         """Returns the kind of a value that an op made; ``drawn`` values are random numbers."""
         if drawn:
-            return Kind.RANDOM
+            return DifferenceKind.RANDOM
         one, other = self.pair.one, self.pair.other
-        return Kind.NONFINITE if one.nonfinite[here] != other.nonfinite[there] else Kind.VALUE
+        return DifferenceKind.NONFINITE if one.nonfinite[here] != other.nonfinite[there] else DifferenceKind.VALUE
 
     def _values(self, here: int, there: int) -> tuple[float, float]:
         """The only element of both, where each has no other."""
@@ -355,26 +357,26 @@ class Kinds:
         return one.tolist(), other.tolist()
 
 
-def _scalars(one: SiteRow, other: SiteRow) -> list[Change]:
+def _scalars(one: SiteRow, other: SiteRow) -> list[Renamed]:
     if one.scalars == other.scalars:
         return []
     mine, theirs = details(one.scalars), details(other.scalars)
     shaped = _same_shapes(one, other)
     apart = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
     told = [name for name in apart if "dtype" not in name and (shaped or not _is_of_shapes(name, mine, theirs))]
-    return [Change(Kind.SCALAR, name, _word(mine.get(name)), _word(theirs.get(name))) for name in told]
+    return [Renamed(DifferenceKind.SCALAR, name, _word(mine.get(name)), _word(theirs.get(name))) for name in told]
 
 
 def _is_of_shapes(name: str, mine: dict[str, object], theirs: dict[str, object]) -> bool:
     return name in _OF_SHAPES or any(isinstance(each.get(name), list) for each in (mine, theirs))
 
 
-def _dtype(one: SiteRow, other: SiteRow) -> list[Change]:
+def _dtype(one: SiteRow, other: SiteRow) -> list[Renamed]:
     was, now = (plain(dtypes[0]) if dtypes else "" for dtypes in (one.out_dtypes, other.out_dtypes))
     computed = ran_in(one), ran_in(other)
     if computed[0] != computed[1] and all(computed):
         was, now = computed
-    return [Change(Kind.DTYPE, "dtype", was, now)] if was != now else []
+    return [Renamed(DifferenceKind.DTYPE, "dtype", was, now)] if was != now else []
 
 
 def _same_shapes(one: SiteRow, other: SiteRow) -> bool:

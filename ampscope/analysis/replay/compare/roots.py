@@ -10,8 +10,9 @@ from itertools import chain, repeat
 
 import numpy as np
 
-from ampscope.analysis.replay.compare.compare_results import Kind
-from ampscope.analysis.replay.compare.pair_of_steps import Change, Kinds, StepPair, elements, pair_of, site_changes
+from ampscope.analysis.op_facts import numel
+from ampscope.analysis.replay.compare.compare_results import DifferenceKind
+from ampscope.analysis.replay.compare.pair_of_steps import Kinds, Renamed, StepPair, pair_of, site_changes
 from ampscope.analysis.replay.compare.sides import Opened
 from ampscope.analysis.replay.recording import Recording, recording
 from ampscope.analysis.rounding import plain
@@ -64,8 +65,8 @@ def _unit(dtype: str) -> float:
 def _terms(site: SiteRow) -> float:
     """How many numbers are added up for one element of the result."""
     name = site.op.partition(".")[2].partition(".")[0]
-    sizes = [elements(shape) for shape in site.in_shapes]
-    result = max(elements(site.out_shapes[0]) if site.out_shapes else 1, 1)
+    sizes = [numel(shape) for shape in site.in_shapes]
+    result = max(numel(site.out_shapes[0]) if site.out_shapes else 1, 1)
     if name in _PRODUCTS and len(sizes) >= 2:
         first, second = sizes[-2:]
         return max(math.sqrt(first * second / result), 1.0)
@@ -82,10 +83,10 @@ class PointPairs:
 
     def __init__(self, pair: StepPair, expected: Expected) -> None:
         self.pair, self.expected = pair, expected
-        self._changes: dict[tuple[int, int], tuple[Change, ...]] = {}
+        self._changes: dict[tuple[int, int], tuple[Renamed, ...]] = {}
         self._rounding: dict[tuple[int, int], float] = {}
 
-    def changes(self, here: int, there: int) -> tuple[Change, ...]:
+    def changes(self, here: int, there: int) -> tuple[Renamed, ...]:
         """Returns the changes between the program points of two ops."""
         key = self._key(here, there)
         if key not in self._changes:
@@ -141,8 +142,8 @@ def _noise(side: Opened) -> float:
 
 
 #: The same operands, in another order.
-_ORDER = Change(Kind.OPERANDS, "order", "", "")
-_OPERANDS = Change(Kind.OPERANDS, "operands", "", "")
+_ORDER = Renamed(DifferenceKind.OPERANDS, "order", "", "")
+_OPERANDS = Renamed(DifferenceKind.OPERANDS, "operands", "", "")
 #: How far apart in order of execution two ops may be that changed places.
 _NEARBY = 4
 #: Least and greatest element of a part, as texts, in which NaN is NaN; empty of the whole.
@@ -153,11 +154,11 @@ Part = tuple[str, str]
 class Root:
     """A difference that does not follow from another one."""
 
-    kind: Kind
+    kind: DifferenceKind
     here: int  #: position in the first; -1 for what only the second has
     there: int  #: position in the second; -1 for what only the first has
     order: float  #: position in the first, or between two
-    change: Change | None = None
+    change: Renamed | None = None
 
 
 @dataclass(slots=True)
@@ -272,10 +273,10 @@ class _Walk:
 
     def _entered(self, here: int, there: int) -> None:
         changes = self._points.changes(here, there)
-        mattering = [each for each in changes if each.kind is Kind.DTYPE]
+        mattering = [each for each in changes if each.kind is DifferenceKind.DTYPE]
         self.clean[here] = self.same[here] and not mattering
         if mattering:
-            self._put(here, Root(Kind.DTYPE, here, there, here, mattering[0]))
+            self._put(here, Root(DifferenceKind.DTYPE, here, there, here, mattering[0]))
             return
         if self.clean[here]:
             return
@@ -298,10 +299,10 @@ class _Walk:
         limit = self._points.asked(math.sqrt(self.spread[here]))
         clean = all(mine >= 0 and self.clean[mine] for mine, _ in operands)
         self.clean[here] = clean and self.same[here] and self.result.cause[here] < 0
-        same_dtype = all(each.kind is not Kind.DTYPE for each in self._points.changes(here, there))
+        same_dtype = all(each.kind is not DifferenceKind.DTYPE for each in self._points.changes(here, there))
         drawn = self.given[here] and before < 0 and same_dtype
         if self.error[here] > limit and self._may_be_exchanged(here) and _is_exchanged(self.pair, here, there, limit):
-            self._put(here, Root(Kind.OPERANDS, here, there, here, _ORDER))
+            self._put(here, Root(DifferenceKind.OPERANDS, here, there, here, _ORDER))
         elif self.error[here] > limit or drawn:
             if self.result.cause[here] < 0:
                 self._put(here, Root(self._kinds.of_value(here, there, drawn=drawn), here, there, here))
@@ -314,18 +315,18 @@ class _Walk:
 
     def _changed(self, here: int, there: int) -> Iterator[Root]:
         for change in self._points.changes(here, there):
-            if change.kind is Kind.LINE:
-                self.result.lines.append(Root(Kind.LINE, here, there, here, change))
+            if change.kind is DifferenceKind.LINE:
+                self.result.lines.append(Root(DifferenceKind.LINE, here, there, here, change))
             else:
                 yield Root(self._kinds.changed(change), here, there, here, change)
         mine, theirs = self._sources(here, there)
         parts, other_parts = _parts(self.pair.one, here), _parts(self.pair.other, there)
         if len(mine) != len(theirs):
-            yield Root(Kind.OPERANDS, here, there, here, _OPERANDS)
+            yield Root(DifferenceKind.OPERANDS, here, there, here, _OPERANDS)
         elif any(self._is_another(*each) for each in zip(mine, theirs, parts, other_parts, strict=True)):
             known = sorted((self.theirs[a], part) for a, part in zip(mine, parts, strict=True))
             swapped = known == sorted(zip(theirs, other_parts, strict=True))
-            yield Root(Kind.OPERANDS, here, there, here, _ORDER if swapped else _OPERANDS)
+            yield Root(DifferenceKind.OPERANDS, here, there, here, _ORDER if swapped else _OPERANDS)
 
     def _sources(self, here: int, there: int) -> tuple[list[int], list[int]]:
         """Returns the writers of the operands of an op and of its counterpart, casts passed over."""
@@ -350,10 +351,14 @@ class _Walk:
 
     def _follows(self, root: Root, after: int) -> bool:
         """Whether a difference is what an earlier one makes of the op: its operands come in another dtype or shape."""
-        if root.here < 0 or root.there < 0 or root.kind not in (Kind.DTYPE, Kind.SHAPE, Kind.OPERANDS):
+        if (
+            root.here < 0
+            or root.there < 0
+            or root.kind not in (DifferenceKind.DTYPE, DifferenceKind.SHAPE, DifferenceKind.OPERANDS)
+        ):
             return False
         one, other = self.pair.one.site_of(root.here), self.pair.other.site_of(root.there)
-        if root.kind is Kind.DTYPE:
+        if root.kind is DifferenceKind.DTYPE:
             return after >= 0 and one.autocast == other.autocast and tuple(one.in_dtypes) != tuple(other.in_dtypes)
         return after >= 0
 
@@ -377,7 +382,7 @@ class _Walk:
 
     def _is_counted(self, here: int) -> bool:
         """Whether what came in is whole numbers, of which no other will do; or another number of them."""
-        if any(each.kind is Kind.SHAPE for each in self._points.changes(here, self.theirs[here])):
+        if any(each.kind is DifferenceKind.SHAPE for each in self._points.changes(here, self.theirs[here])):
             return True
         return self.given[here] and not any("float" in each for each in self.pair.one.site_of(here).out_dtypes)
 

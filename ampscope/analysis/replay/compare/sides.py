@@ -12,7 +12,7 @@ from pathlib import Path
 
 import narwhals as nw
 
-from ampscope.analysis.tables.lazy_tables import collect, collect_groups, first_rank, rank_table
+from ampscope.analysis.tables.lazy_tables import collect, collect_rows, first_rank
 from ampscope.analysis.tables.step_history import step_optimizers
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
 from ampscope.errors import AmpscopeError, RunNotFound
@@ -122,11 +122,11 @@ def signatures(side: Opened) -> dict[tuple[int, str], int]:
     """
     points = _points(side)
     sources = sorted({each.source for found in _traced(side).values() for each in found.values()})
-    ops = rank_table(side.run, Table.OPS, side.rank).filter(nw.col("source").is_in(sources))
+    ops = side.run.table(Table.OPS, rank=side.rank).filter(nw.col("source").is_in(sources))
     columns = ", ".join(f'"{name}"' for name in _NUMBERS)
     where = f"list_extract({points}, site + 1) IS NOT NULL"
     number = f"bit_xor(hash({columns}, list_extract({points}, site + 1)))"
-    found = collect_groups(ops, f"step, source, {number}", "step, source", where=where)
+    found = collect_rows(ops, f"step, source, {number}", "step, source", where=where)
     return {(step, source): number for step, source, number in found}
 
 
@@ -173,7 +173,7 @@ def _keys(mine: Iterable[Key], theirs: Iterable[Key], a: int | None, b: int | No
 
 def _times(side: Opened) -> dict[Key, float]:
     """When traced steps were made: optimizers count their steps each for itself."""
-    rows = rank_table(side.run, Table.STEPS, side.rank).filter(nw.col("traced") != "")
+    rows = side.run.table(Table.STEPS, rank=side.rank).filter(nw.col("traced") != "")
     return {(row["step"], row["optimizer"]): row["time"] for row in collect(rows.select("step", "optimizer", "time"))}
 
 

@@ -5,21 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import streamlit as st
 
 from ampscope.report.safe_text import short
+from blocks.components.declared import declared
 
-_HERE = Path(__file__).parent
-_TABLE = st.components.v2.component(
-    "ampscope.data_table",
-    html='<div class="amp-data"></div>',
-    css=(_HERE / "data_table.css").read_text("utf-8"),
-    js=(_HERE / "data_table.js").read_text("utf-8"),
-    isolate_styles=False,  # it looks like the report's tables, by the same style sheet
-)
+#: It looks like the report's tables, by the same style sheet.
+_TABLE = declared(__file__, "data_table", '<div class="amp-data"></div>', isolate_styles=False)
 #: Characters of a cell, and rows of a table, that go to the browser.
 _LONGEST, _MOST = 600, 2000
 

@@ -8,13 +8,6 @@ const WIDE = 8; // columns beyond which all of it is set closer
 const AS_LISTS = 8; // rows of such lists before a button that shows the rest
 const narrow = matchMedia("(max-width: 640px)");
 
-function element(tag, kind, text) {
-  const one = document.createElement(tag);
-  if (kind) one.className = kind;
-  if (text !== undefined) one.textContent = text;
-  return one;
-}
-
 function button(kind, text, id, press) {
   const one = element("button", kind, text);
   one.type = "button";

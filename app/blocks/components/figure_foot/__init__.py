@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import streamlit as st
 
-_HERE = Path(__file__).parent
+from blocks.components.declared import declared
+
 #: What follows uses what stands before it: the browser gets one script.
 _SCRIPTS = ("shapes", "picture", "steps", "foot")
-_FOOT = st.components.v2.component(
-    "ampscope.figure_foot",
-    html='<div class="foot"></div>',
-    css=(_HERE / "figure_foot.css").read_text("utf-8"),
-    js="\n".join((_HERE / f"{name}.js").read_text("utf-8") for name in _SCRIPTS),
-)
+_FOOT = declared(__file__, "figure_foot", '<div class="foot"></div>', _SCRIPTS)
 #: Pixels; it has them before its script has run.
 _HEIGHT = 24
 

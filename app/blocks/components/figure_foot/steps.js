@@ -7,13 +7,6 @@ const plotOf = (key) => document.querySelector(`.st-key-${CSS.escape(key)} .js-p
 const axisOf = (plot) => plot._fullLayout?.xaxis;
 const plain = (label) => label.replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&quot;/g, '"').replace(/&amp;/g, "&");
 
-function element(tag, kind, text) {
-  const one = document.createElement(tag);
-  one.className = kind;
-  if (text) one.textContent = text;
-  return one;
-}
-
 function nearest(xs, step) {
   let best = -1;
   for (let at = 0; at < (xs?.length || 0); at += 1) {

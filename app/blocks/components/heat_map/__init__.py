@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 
 import streamlit as st
 
 from ampscope.report.figures.heat_map_figure import HeatFigure
+from blocks.components.declared import declared
 
-_HERE = Path(__file__).parent
-_MAP = st.components.v2.component(
-    "ampscope.heat_map",
-    html='<div class="map" role="group" tabindex="0"></div>',
-    css=(_HERE / "heat_map.css").read_text("utf-8"),
-    js=(_HERE / "heat_map.js").read_text("utf-8"),
-)
+_MAP = declared(__file__, "heat_map", '<div class="map" role="group" tabindex="0"></div>')
 
 
 def heat_map(

@@ -3,13 +3,6 @@
 const SVG = "http://www.w3.org/2000/svg";
 const DEEPEST = 6; // levels that are indented: a deeper tree would leave no room for its names
 
-function element(tag, kind, text) {
-  const one = document.createElement(tag);
-  if (kind) one.className = kind;
-  if (text) one.textContent = text;
-  return one;
-}
-
 function shaded(one, shade) {
   one.style.background = `color-mix(in srgb, var(--amp-heat, #8f5fd7) ${Number(shade)}%, transparent)`;
   return one;

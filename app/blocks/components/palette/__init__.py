@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import streamlit as st
 
 from ampscope.report.safe_text import short
+from blocks.components.declared import declared
 
-_HERE = Path(__file__).parent
-_PALETTE = st.components.v2.component(
-    "ampscope.palette",
-    html='<div class="palette"></div>',
-    css=(_HERE / "palette.css").read_text("utf-8"),
-    js=(_HERE / "palette.js").read_text("utf-8"),
-)
+_PALETTE = declared(__file__, "palette", '<div class="palette"></div>')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

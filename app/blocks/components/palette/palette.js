@@ -1,13 +1,6 @@
 // A search that opens with Ctrl-K. Everything that is shown is set as text, never as markup.
 const PAUSE = 150; // milliseconds without a key after which is searched
 
-function element(tag, kind, text) {
-  const one = document.createElement(tag);
-  if (kind) one.className = kind;
-  if (text) one.textContent = text;
-  return one;
-}
-
 // The text with every searched word in it marked.
 function marked(text, searched) {
   const all = document.createDocumentFragment();

@@ -19,13 +19,13 @@ import numpy.typing as npt
 import streamlit as st
 
 from ampscope.analysis.arrays import FloatArray, IntArray
-from ampscope.analysis.replay.timeline import Mark, Timeline
+from ampscope.analysis.replay.timeline import OpMark, Timeline
 from ampscope.report.figures.heat_map_figure import PLENTY, headroom_shade
 from ampscope.report.palette import dtype_color
 from ampscope.report.safe_text import short
 from ampscope.trace.dtypes import FINFO
+from blocks.components.declared import declared
 
-_HERE = Path(__file__).parent
 #: What follows uses what stands before it: the browser gets one script.
 _SCRIPTS = ("step", "view", "shapes", "paint", "lanes", "pointer", "keys", "track")
 #: Pixels around the figure: buttons, strip, the chosen op in words, key.
@@ -41,14 +41,9 @@ _HTML = """
   <div class="key"></div><div class="tip" hidden></div>
 </div>
 """
-_TRACK = st.components.v2.component(
-    "ampscope.step_track",
-    html=_HTML,
-    css=(_HERE / "step_track.css").read_text("utf-8"),
-    js="\n".join((_HERE / f"{name}.js").read_text("utf-8") for name in _SCRIPTS),
-)
+_TRACK = declared(__file__, "step_track", _HTML, _SCRIPTS)
 _CURSOR = st.components.v2.component(
-    "ampscope.step_cursor", html="<span></span>", js=(_HERE / "cursor.js").read_text("utf-8")
+    "ampscope.step_cursor", html="<span></span>", js=Path(__file__).with_name("cursor.js").read_text("utf-8")
 )
 
 
@@ -132,7 +127,7 @@ def track_bytes(drawn: Timeline, name: str, label: str) -> bytes:
         "phases": [(one.first, one.last, short(one.name, 20)) for one in drawn.phases],
         "parted": drawn.parted,
         "shades": [headroom_shade(at / PER_BIT) for at in range(PLENTY * PER_BIT + 1)],
-        "marksOf": {mark.name: int(mark) for mark in Mark},
+        "marksOf": {mark.name: int(mark) for mark in OpMark},
     }
     text = json.dumps(told).encode()
     body = [len(text).to_bytes(8, "little"), _padded(text), *(_padded(values.tobytes()) for _, values in columns)]

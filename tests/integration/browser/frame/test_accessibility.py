@@ -53,6 +53,7 @@ def test_a_violation_would_be_found(watched: Watched, axe: str) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.timeout(900)  # every page and tab in turn: minutes beside others
 def test_no_page_has_a_violation(browser: Browser, address: str, axe: str, theme: Any) -> None:
     page = browser.new_page(color_scheme=theme, viewport={"width": 1400, "height": 1000})
     found = {}

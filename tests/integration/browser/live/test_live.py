@@ -70,6 +70,7 @@ def steps_shown(page: Page) -> int:
 
 
 @pytest.mark.slow  # a training, a server and three pages, at the pace at which pages look again
+@pytest.mark.timeout(900)  # a training with pauses, looked at all the while: minutes beside others
 def test_a_page_follows_a_training_to_its_end(watched: Watched, training: Training) -> None:
     page = watched.page
     with serve(training.runs) as address:

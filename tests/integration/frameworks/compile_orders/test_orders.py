@@ -36,6 +36,8 @@ pytestmark = [  # dynamo's own, with or without a watch
 HIDDEN = {Order.FORWARD_AND_LOSS, Order.FORWARD_AND_BACKWARD, Order.WHOLE_STEP, Order.LOSS}
 INDUCTOR = [pytest.param(order, "inductor", marks=pytest.mark.slow) for order in Order]
 EVERY = [*((order, "aot_eager") for order in Order), *INDUCTOR]
+#: A bad step is told by what is seen around compiled code, whatever compiled it: two orders have Inductor, too.
+BAD = [*EVERY[: len(Order)], *INDUCTOR[:2]]
 
 
 @pytest.mark.parametrize(("order", "backend"), EVERY)
@@ -50,7 +52,7 @@ def test_a_healthy_loop_stays_as_it_is(order: Order, backend: str, run_folder: P
     assert [row.loss for row in watched.steps] == pytest.approx(watched.state[-1], rel=1e-6)
 
 
-@pytest.mark.parametrize(("order", "backend"), EVERY)
+@pytest.mark.parametrize(("order", "backend"), BAD)
 def test_a_bad_step_is_told(order: Order, backend: str, run_folder: Path) -> None:
     watched = train_both(Loop(order, backend, bad=True), run_folder)
     primary = primary_incident(watched.run)

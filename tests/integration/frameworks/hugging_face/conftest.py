@@ -16,6 +16,7 @@ __all__ = ["own_accelerate", "quiet_process", "watch"]
 @pytest.fixture(autouse=True)
 def own_accelerate() -> Iterator[None]:
     """Accelerate shares one state among all accelerators of a process, precision and compiler included."""
+    forget_accelerate()  # the accelerators of other files, too
     yield
     forget_accelerate()
     torch._dynamo.reset()

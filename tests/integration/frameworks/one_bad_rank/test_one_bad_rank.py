@@ -14,7 +14,7 @@ from ampscope.report.json import as_json
 from ampscope.trace.schema import ReplayStatus, Table
 from ampscope.trace.vocabulary import Cause, Verdict
 from tests.integration.frameworks.one_bad_rank.training import BAD_STEP, STEPS
-from tests.support.torchrun import torchrun
+from tests.support.torchrun import on_ranks
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,8 +29,8 @@ def _weights(printed: str) -> str:
 
 
 def test_a_healthy_training_is_healthy_and_not_changed(tmp_path: Path) -> None:
-    unwatched = torchrun(_TRAINING, "-", "-1", ranks=2)
-    watched = torchrun(_TRAINING, tmp_path / "run", "-1", ranks=2)
+    unwatched = on_ranks(_TRAINING, "-", "-1", ranks=2)
+    watched = on_ranks(_TRAINING, tmp_path / "run", "-1", ranks=2)
     assert _weights(watched) == _weights(unwatched)
     diagnosis = ampscope.diagnose(tmp_path / "run")
     assert diagnosis.verdict is Verdict.HEALTHY
@@ -38,7 +38,7 @@ def test_a_healthy_training_is_healthy_and_not_changed(tmp_path: Path) -> None:
 
 
 def test_the_rank_with_the_bad_batch_is_the_origin(tmp_path: Path) -> None:
-    torchrun(_TRAINING, tmp_path / "run", "1", ranks=2)
+    on_ranks(_TRAINING, tmp_path / "run", "1", ranks=2)
     with ampscope.open_run(tmp_path / "run") as run:
         replays = {rank: run.rows(Table.INCIDENTS, rank=rank)[0].replay for rank in run.ranks}
         diagnosis = ampscope.diagnose(run)
@@ -54,7 +54,7 @@ def test_the_rank_with_the_bad_batch_is_the_origin(tmp_path: Path) -> None:
 
 
 def test_what_was_received_and_written_is_told_with_its_step_and_not_as_an_origin_of_its_own(tmp_path: Path) -> None:
-    torchrun(_TRAINING, tmp_path / "run", "1", "nan", ranks=3)
+    on_ranks(_TRAINING, tmp_path / "run", "1", "nan", ranks=3)
     diagnosis = ampscope.diagnose(tmp_path / "run")
     told = json.loads(as_json(diagnosis))
     born, *after = told["incidents"]
@@ -68,7 +68,7 @@ def test_what_was_received_and_written_is_told_with_its_step_and_not_as_an_origi
 
 
 def test_of_two_ranks_whose_weights_part_both_are_named(tmp_path: Path) -> None:
-    torchrun(_TRAINING, tmp_path / "run", "1", "drift", ranks=2)
+    on_ranks(_TRAINING, tmp_path / "run", "1", "drift", ranks=2)
     diagnosis = ampscope.diagnose(tmp_path / "run")
     (parted,) = diagnosis.incidents
     assert diagnosis.primary == parted

@@ -11,11 +11,11 @@ import ampscope
 from ampscope import provenance
 from ampscope.analysis.causes.outside import FromOthers
 from ampscope.analysis.causes.recognition import Recognised, recognise
-from ampscope.analysis.step_graph import Sites, StepGraph
+from ampscope.analysis.step_graph import SiteTable, StepGraph
 from ampscope.trace.schema import COLLECTIVE_LIBRARIES, EventKind, Phase, ReplayStatus, SiteRow, Table
 from ampscope.trace.vocabulary import Cause
 from tests.integration.frameworks.sharded.explicit import BAD_RANK, BAD_STEP, BATCH, WIDTH
-from tests.support.torchrun import torchrun
+from tests.support.torchrun import on_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -27,12 +27,12 @@ PAIRS = float(BATCH * BATCH * RANKS)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> ampscope.Run:
     folder = tmp_path_factory.mktemp("explicit") / "run"
-    torchrun("tests.integration.frameworks.sharded.explicit", folder, ranks=RANKS)
+    on_ranks("tests.integration.frameworks.sharded.explicit", folder, ranks=RANKS)
     return ampscope.open_run(folder)
 
 
 def graph_of(run: ampscope.Run, rank: int, step: int) -> StepGraph:
-    return StepGraph(run, Sites(run, rank), step, "live")
+    return StepGraph(run, SiteTable(run, rank), step, "live")
 
 
 def exchanges(graph: StepGraph) -> list[tuple[SiteRow, int]]:

@@ -10,11 +10,11 @@ import pytest
 import ampscope
 from ampscope import provenance
 from ampscope.analysis.causes.recognition import recognise
-from ampscope.analysis.step_graph import Sites, StepGraph
+from ampscope.analysis.step_graph import SiteTable, StepGraph
 from ampscope.trace.schema import EventKind, IncidentRow, ReplayStatus, Table, Trial
 from ampscope.trace.vocabulary import Cause, Verdict
 from tests.integration.frameworks.sharded.receiving import BAD_RANK, BAD_STEP, EXCHANGES
-from tests.support.torchrun import torchrun
+from tests.support.torchrun import on_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ EXACT = [name for name in NAMES if name not in ENDED]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("receiving")
-    torchrun("tests.integration.frameworks.sharded.receiving", made, ranks=RANKS)
+    on_ranks("tests.integration.frameworks.sharded.receiving", made, ranks=RANKS)
     return made
 
 
@@ -58,7 +58,7 @@ def test_a_replay_uses_what_was_received(name: str, folder: Path) -> None:
     for rank in range(RANKS):
         row = incident(run, rank)
         assert (row.replay, row.replay_reason) == (ReplayStatus.EXACT, "")
-        graph = StepGraph(run, Sites(run, rank), BAD_STEP, "replay")
+        graph = StepGraph(run, SiteTable(run, rank), BAD_STEP, "replay")
         causes = {recognise(graph, born).cause for born in provenance.origins(graph)}
         assert causes == {Cause.BAD_INPUT if rank == BAD_RANK else Cause.RECEIVED}
 
@@ -85,7 +85,7 @@ def test_no_cure_is_tried_on_what_others_sent_for_another_step(folder: Path) -> 
     run = ampscope.open_run(folder / "averaged" / "overflow")
     row = incident(run, BAD_RANK)
     assert row.replay == ReplayStatus.EXACT
-    graph = StepGraph(run, Sites(run, BAD_RANK), BAD_STEP, "replay")
+    graph = StepGraph(run, SiteTable(run, BAD_RANK), BAD_STEP, "replay")
     assert {recognise(graph, born).cause for born in provenance.origins(graph)} == {Cause.FP16_OVERFLOW}
     (trial,) = run.rows(Table.REPLAYS, rank=BAD_RANK)
     assert trial.outcome == Trial.UNAVAILABLE

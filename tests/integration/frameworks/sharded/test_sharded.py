@@ -12,12 +12,12 @@ import pytest
 import ampscope
 from ampscope import provenance
 from ampscope.analysis.causes.recognition import recognise
-from ampscope.analysis.step_graph import Sites, StepGraph
+from ampscope.analysis.step_graph import SiteTable, StepGraph
 from ampscope.trace.schema import EventKind, IncidentRow, ReplayStatus, Table
 from ampscope.trace.vocabulary import Cause, Verdict
 from tests.integration.frameworks.sharded.models import BAD_MODULE, SETTINGS
 from tests.integration.frameworks.sharded.training import BAD_RANK, BAD_STEP, STEPS
-from tests.support.torchrun import torchrun
+from tests.support.torchrun import on_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -47,13 +47,13 @@ class Job(NamedTuple):
     def causes(self, name: str, rank: int) -> set[Cause]:
         """Why the traced ops of the bad step on a rank went wrong."""
         run = self.run(name)
-        graph = StepGraph(run, Sites(run, rank), BAD_STEP, "live")
+        graph = StepGraph(run, SiteTable(run, rank), BAD_STEP, "live")
         return {recognise(graph, born).cause for born in provenance.origins(graph)}
 
     def origins(self, name: str, rank: int, source: str) -> list[tuple[str, str]]:
         """Op and module of each origin of the bad step on a rank."""
         run = self.run(name)
-        graph = StepGraph(run, Sites(run, rank), BAD_STEP, source)
+        graph = StepGraph(run, SiteTable(run, rank), BAD_STEP, source)
         return [(graph.site(born.seq).op, graph.site(born.seq).module) for born in provenance.origins(graph)]
 
 
@@ -64,7 +64,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Job]:
     def of(name: str, ranks: int) -> Job:
         if (name, ranks) not in done:
             folder = tmp_path_factory.mktemp(f"{name}-{ranks}")
-            torchrun("tests.integration.frameworks.sharded.training", folder, name, ranks=ranks)
+            on_ranks("tests.integration.frameworks.sharded.training", folder, name, ranks=ranks)
             trained = [json.loads((folder / f"trained-{rank}.json").read_text("utf-8")) for rank in range(ranks)]
             done[name, ranks] = Job(folder, trained)
         return done[name, ranks]

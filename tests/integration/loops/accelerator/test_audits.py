@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from ampscope.trace.schema import AuditStatus, Table
 from tests.support.training.accelerator import fake_device
 from tests.support.training.twin_runs import train_both
-from tests.unit.capture.step.ending.audit.nets import CLASSES, ROWS, WIDTH, audits, ops, shifted
+from tests.unit.capture.checks.audited_nets import CLASSES, ROWS, WIDTH, audits, ops, shifted
 
 pytestmark = pytest.mark.accelerator
 

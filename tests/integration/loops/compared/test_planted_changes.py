@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampscope.analysis.replay.compare.compare_results import Kind, Likeness
+from ampscope.analysis.replay.compare.compare_results import DifferenceKind, Likeness
 from ampscope.analysis.replay.compare.comparison import compare
 from tests.integration.loops.compared.trainings import Plan, train
 
@@ -32,74 +32,109 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 #: What is changed, what is told first: its kind, its module, what the sentence says.
-PLANTED: dict[str, tuple[dict[str, Any], tuple[Kind, str, str]]] = {
+PLANTED: dict[str, tuple[dict[str, Any], tuple[DifferenceKind, str, str]]] = {
     "a module with another name": (
         {"attribute": "layers"},
-        (Kind.RENAMED, "blocks.0.norm", "blocks of A is called layers in B"),
+        (DifferenceKind.RENAMED, "blocks.0.norm", "blocks of A is called layers in B"),
     ),
-    "an inserted layer": ({"inserted": True}, (Kind.MODULE, "blocks.1", "B has a module that A lacks: blocks.1")),
-    "a removed layer": ({"final_norm": False}, (Kind.MODULE, "norm", "A has a module that B lacks: norm (LayerNorm")),
+    "an inserted layer": (
+        {"inserted": True},
+        (DifferenceKind.MODULE, "blocks.1", "B has a module that A lacks: blocks.1"),
+    ),
+    "a removed layer": (
+        {"final_norm": False},
+        (DifferenceKind.MODULE, "norm", "A has a module that B lacks: norm (LayerNorm"),
+    ),
     "another eps": (
         {"norm_eps": 1e-3},
-        (Kind.SCALAR, "blocks.0.norm", "eps of native_layer_norm is 1e-5 in A and 0.001 in B"),
+        (DifferenceKind.SCALAR, "blocks.0.norm", "eps of native_layer_norm is 1e-5 in A and 0.001 in B"),
     ),
     "a dropped cast": (
         {"float_logits": False},
-        (Kind.CAST, "blocks.0.attention", "A alone has a cast that the code asks for from bfloat16 to float32"),
+        (
+            DifferenceKind.CAST,
+            "blocks.0.attention",
+            "A alone has a cast that the code asks for from bfloat16 to float32",
+        ),
     ),
     "an op in another dtype": (
         {"float_gate": True},
-        (Kind.CAST, "blocks.1", "B alone has a cast that the code asks for from bfloat16 to float32"),
+        (DifferenceKind.CAST, "blocks.1", "B alone has a cast that the code asks for from bfloat16 to float32"),
     ),
-    "another activation": ({"activation": "relu"}, (Kind.OP, "blocks.0.act", "A runs gelu where B runs relu")),
-    "a matmul the other way round": ({"transposed": True}, (Kind.LINE, "blocks.0.attention", "(bmm)")),
-    "key and value exchanged": ({"swapped": True}, (Kind.VALUE, "blocks.0.attention", "bmm in blocks.0.attention")),
-    "another dropout": ({"dropout": 0.2}, (Kind.SCALAR, "blocks.0.drop", "p of bernoulli is 0.9 in A and 0.8 in B")),
-    "a removed residual": ({"residual": False}, (Kind.OP, "blocks.1", "A alone runs add")),
+    "another activation": (
+        {"activation": "relu"},
+        (DifferenceKind.OP, "blocks.0.act", "A runs gelu where B runs relu"),
+    ),
+    "a matmul the other way round": ({"transposed": True}, (DifferenceKind.LINE, "blocks.0.attention", "(bmm)")),
+    "key and value exchanged": (
+        {"swapped": True},
+        (DifferenceKind.VALUE, "blocks.0.attention", "bmm in blocks.0.attention"),
+    ),
+    "another dropout": (
+        {"dropout": 0.2},
+        (DifferenceKind.SCALAR, "blocks.0.drop", "p of bernoulli is 0.9 in A and 0.8 in B"),
+    ),
+    "a removed residual": ({"residual": False}, (DifferenceKind.OP, "blocks.1", "A alone runs add")),
     "another mask": (
         {"mask": -1e9},
-        (Kind.SCALAR, "blocks.0.attention", "value of masked_fill is -10,000 in A and -1e9 in B"),
+        (DifferenceKind.SCALAR, "blocks.0.attention", "value of masked_fill is -10,000 in A and -1e9 in B"),
     ),
     "another divisor": (
         {"divided_by": 16.0},
-        (Kind.SCALAR, "blocks.0.attention", "other of div is 4 in A and 16 in B"),
+        (DifferenceKind.SCALAR, "blocks.0.attention", "other of div is 4 in A and 16 in B"),
     ),
     "autocast off for one module's part": (
         {"without_autocast": True},
-        (Kind.DTYPE, "blocks.1.up", "(autocast: bfloat16 in A, off in B)"),
+        (DifferenceKind.DTYPE, "blocks.1.up", "(autocast: bfloat16 in A, off in B)"),
     ),
-    "label smoothing": ({"smoothing": 0.1}, (Kind.OP, "", "B alone runs")),
-    "another seed": ({"seed": 1}, (Kind.SEED, "embedding", "another seed")),
-    "other random numbers": ({"draw_seed": 6}, (Kind.RANDOM, "blocks.0.drop", "Step 0 drew other random numbers")),
-    "another batch": ({"batch_seed": 4}, (Kind.BATCH, "embedding", "another batch")),
+    "label smoothing": ({"smoothing": 0.1}, (DifferenceKind.OP, "", "B alone runs")),
+    "another seed": ({"seed": 1}, (DifferenceKind.SEED, "embedding", "another seed")),
+    "other random numbers": (
+        {"draw_seed": 6},
+        (DifferenceKind.RANDOM, "blocks.0.drop", "Step 0 drew other random numbers"),
+    ),
+    "another batch": ({"batch_seed": 4}, (DifferenceKind.BATCH, "embedding", "another batch")),
     "one bit of one weight": (
         {"flipped": True},
-        (Kind.WEIGHTS, "blocks.1.up", "blocks.1.up.weight differs when step 0 begins, by as much as one changed bit"),
+        (
+            DifferenceKind.WEIGHTS,
+            "blocks.1.up",
+            "blocks.1.up.weight differs when step 0 begins, by as much as one changed bit",
+        ),
     ),
     "parameters in bfloat16": (
         {"half_embedding": True},
-        (Kind.DTYPE, "embedding", "1 parameter in embedding: float32 in A, bfloat16 in B"),
+        (DifferenceKind.DTYPE, "embedding", "1 parameter in embedding: float32 in A, bfloat16 in B"),
     ),
     "another loss scale": (
         {"scale": 2048.0},
-        (Kind.SCALE, "", "scale of step 0 is 1,024 in A and 2,048 in B"),
+        (DifferenceKind.SCALE, "", "scale of step 0 is 1,024 in A and 2,048 in B"),
     ),
-    "another learning rate": ({"lr": 2e-2}, (Kind.LEARNING_RATE, "embedding", "is 0.01 in A and 0.02 in B: step 0 is")),
-    "another eps of the optimizer": ({"optimizer_eps": 1e-4}, (Kind.OPTIMIZER, "embedding", "Step 0 is the same")),
-    "another weight decay": ({"weight_decay": 0.1}, (Kind.OPTIMIZER, "embedding", "Step 0 is the same")),
-    "another optimizer": ({"optimizer": "sgd"}, (Kind.OPTIMIZER, "embedding", "the optimizer, its settings")),
+    "another learning rate": (
+        {"lr": 2e-2},
+        (DifferenceKind.LEARNING_RATE, "embedding", "is 0.01 in A and 0.02 in B: step 0 is"),
+    ),
+    "another eps of the optimizer": (
+        {"optimizer_eps": 1e-4},
+        (DifferenceKind.OPTIMIZER, "embedding", "Step 0 is the same"),
+    ),
+    "another weight decay": ({"weight_decay": 0.1}, (DifferenceKind.OPTIMIZER, "embedding", "Step 0 is the same")),
+    "another optimizer": ({"optimizer": "sgd"}, (DifferenceKind.OPTIMIZER, "embedding", "the optimizer, its settings")),
     "gradient accumulation": (
         {"micro_batches": 2},
-        (Kind.MICRO_BATCHES, "", "1 micro-batch in A and 2 micro-batches in B"),
+        (DifferenceKind.MICRO_BATCHES, "", "1 micro-batch in A and 2 micro-batches in B"),
     ),
     "activation checkpointing": (
         {"checkpointed": True},
-        (Kind.RECOMPUTE, "blocks.2.norm", "of its forward again in backward"),
+        (DifferenceKind.RECOMPUTE, "blocks.2.norm", "of its forward again in backward"),
     ),
-    "no autocast": ({"autocast": None}, (Kind.DTYPE, "blocks.0.attention.qkv", "in bfloat16 in A and in float32 in B")),
+    "no autocast": (
+        {"autocast": None},
+        (DifferenceKind.DTYPE, "blocks.0.attention.qkv", "in bfloat16 in A and in float32 in B"),
+    ),
     "autocast to another dtype": (
         {"autocast": torch.float16},
-        (Kind.DTYPE, "blocks.0.attention.qkv", "in bfloat16 in A and in float16 in B"),
+        (DifferenceKind.DTYPE, "blocks.0.attention.qkv", "in bfloat16 in A and in float16 in B"),
     ),
 }
 
@@ -166,7 +201,7 @@ def test_a_run_is_identical_to_itself_at_any_tolerance(trained: Trained) -> None
 
 def test_the_other_way_round_the_same_is_told(trained: Trained) -> None:
     found = compare(trained(Plan(inserted=True)), trained(Plan()))
-    assert found.differences[0].kind is Kind.MODULE
+    assert found.differences[0].kind is DifferenceKind.MODULE
     assert "A has a module that B lacks: blocks.1" in found.differences[0].text
 
 
@@ -175,19 +210,19 @@ def test_what_rounding_allows_for_is_too_much_where_nothing_is_asked_for(trained
     assert compare(*runs).likeness is Likeness.WITHIN_TOLERANCE
     found = compare(*runs, tolerance=0.0)
     assert found.likeness is Likeness.DIFFERENT
-    assert found.differences[0].kind is Kind.CAST
+    assert found.differences[0].kind is DifferenceKind.CAST
 
 
 def test_a_tolerance_that_is_wide_enough_lets_another_eps_pass(trained: Trained) -> None:
     found = compare(trained(Plan()), trained(Plan(norm_eps=1e-3)), tolerance=0.5)
     assert found.likeness is Likeness.WITHIN_TOLERANCE
-    assert found.differences[0].kind is Kind.SCALAR
+    assert found.differences[0].kind is DifferenceKind.SCALAR
 
 
 def test_two_steps_of_a_run_were_given_other_weights_and_another_batch(trained: Trained) -> None:
     run = trained(Plan())
     found = compare(f"{run}@1", f"{run}@2")
     kinds = [each.kind for each in found.differences]
-    assert kinds[:2] == [Kind.WEIGHTS, Kind.BATCH]
+    assert kinds[:2] == [DifferenceKind.WEIGHTS, DifferenceKind.BATCH]
     assert found.first_divergence is not None
     assert (found.first_divergence.step, found.first_divergence.other_step) == (1, 2)

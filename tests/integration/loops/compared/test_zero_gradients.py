@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ampscope
-from ampscope.analysis.replay.compare.compare_results import Kind, Likeness
+from ampscope.analysis.replay.compare.compare_results import DifferenceKind, Likeness
 from ampscope.analysis.replay.compare.comparison import compare
 
 WIDTH, LENGTH, BATCH, CLASSES = 32, 12, 8, 5
@@ -88,18 +88,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 @pytest.mark.parametrize(
     ("changed", "kind", "text"),
     [
-        (Plan(gelu="tanh"), Kind.SCALAR, "approximate of gelu"),
-        (Plan(norm_eps=1e-4), Kind.SCALAR, "eps of native_batch_norm"),
+        (Plan(gelu="tanh"), DifferenceKind.SCALAR, "approximate of gelu"),
+        (Plan(norm_eps=1e-4), DifferenceKind.SCALAR, "eps of native_batch_norm"),
         (
             Plan(float_probabilities=True),
-            Kind.CAST,
+            DifferenceKind.CAST,
             "B alone has a cast that the code asks for from bfloat16",
         ),
     ],
     ids=["another gelu", "another eps", "a softmax in float32"],
 )
 def test_what_was_changed_is_told_and_no_gradient_of_zero(
-    trained: Trained, changed: Plan, kind: Kind, text: str
+    trained: Trained, changed: Plan, kind: DifferenceKind, text: str
 ) -> None:
     found = compare(trained(Plan()), trained(changed))
     assert (found.likeness, found.first_divergence) == (Likeness.WITHIN_TOLERANCE, None)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.support.training.twin_runs import Watched, train_both
 
 WIDTH, LENGTH, BATCH, STEPS = 8, 6, 4, 12
-QUICK, ALL = 8, 60
+QUICK, CHECKED, ALL = 8, 24, 60
 GAIN = 2.0**24
 Choices = random.Random
 
@@ -223,7 +223,11 @@ def _step(
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # RMSNorm under autocast
 @pytest.mark.parametrize(
-    "number", [pytest.param(each, marks=() if each < QUICK else pytest.mark.slow) for each in range(ALL)]
+    "number",
+    [
+        pytest.param(each, marks=() if each < QUICK else pytest.mark.slow if each < CHECKED else pytest.mark.soak)
+        for each in range(ALL)
+    ],
 )
 def test_watching_changes_no_bit(number: int, run_folder: Path) -> None:
     loop, options = training(number)

@@ -77,12 +77,20 @@ def in_time(told: Incident, true: int) -> None:
 
 
 def each_model(plants: list[Making]) -> list[Any]:
-    """Every model with every plant; the first of each plant in the first model is of the ordinary run."""
+    """Every model with every plant, for `make plants`.
+
+    Each plant in GPT-2 is of `make check`, Residual in every model, and the two of the ordinary run.
+    """
+
+    def marks(where: Anatomy, plant: Making) -> tuple[pytest.MarkDecorator, ...]:
+        if where is GPT2:
+            return () if plant in (Residual, Grown) else (pytest.mark.slow,)
+        return (pytest.mark.slow,) if plant is Residual else (pytest.mark.plants_full,)
+
     return [
-        pytest.param(where, plant, id=f"{where}-{plant.__name__}", marks=() if quick else pytest.mark.slow)
+        pytest.param(where, plant, id=f"{where}-{plant.__name__}", marks=marks(where, plant))
         for plant in plants
         for where in MODELS
-        for quick in (where is GPT2 and plant in (Residual, Grown),)
     ]
 
 
@@ -100,8 +108,10 @@ def test_growth_is_told_with_its_layer_when_a_third_of_the_way_is_seen(
     in_time(told, true)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("where", MODELS, ids=str)
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param(it, id=str(it), marks=pytest.mark.slow if it is GPT2 else pytest.mark.plants_full) for it in MODELS],
+)
 def test_gradients_that_slide_under_are_told_when_a_third_of_the_way_is_seen(
     where: Anatomy, run_folder: Path, tmp_path: Path
 ) -> None:

@@ -76,10 +76,9 @@ def test_a_command_takes_the_address(
     folder: Path, address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = Command(monkeypatch, capsys)
-    for verb in ("diagnose", "scale"):
-        told = [command(verb, folder / "hard", "--engine", each, "--json") for each in ("duckdb", address)]
-        assert told[0] == told[1]
-        assert told[0].out
+    told = [command("diagnose", folder / "hard", "--engine", each, "--json") for each in ("duckdb", address)]
+    assert told[0] == told[1]
+    assert told[0].out
 
 
 def test_an_address_at_which_nobody_is_is_told(folder: Path) -> None:

@@ -21,7 +21,7 @@ from ampscope.analysis.precision.ranges.measured import measured_places
 from ampscope.analysis.precision.ranges.ranges import ranges_of
 from ampscope.analysis.scale.answer import scale_answer
 from ampscope.analysis.scale.scale_history import scale_history, skipped_steps
-from ampscope.analysis.scale.what_if import ScaleRecord
+from ampscope.analysis.scale.what_if import scale_record
 from ampscope.analysis.tables.lazy_tables import collect
 from ampscope.trace.read.run import Run, open_run
 from ampscope.trace.schema import GROWING_TABLES
@@ -31,7 +31,8 @@ from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")]
 
-SAMPLES = ("attention-overflow", "clip-before-unscale", "healthy", "log-zero")
+#: With an incident, a finding, and neither; of a second incident nothing else is asked.
+SAMPLES = ("attention-overflow", "clip-before-unscale", "healthy")
 
 
 def ranges_and_heat_maps(run: Run) -> object:
@@ -40,7 +41,7 @@ def ranges_and_heat_maps(run: Run) -> object:
 
 
 def scale(run: Run) -> object:
-    return scale_history(run), skipped_steps(run), scale_answer(run), ScaleRecord.of(run)
+    return scale_history(run), skipped_steps(run), scale_answer(run), scale_record(run)
 
 
 def ranks(run: Run) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 import ampscope.capture
+import ampscope.cures
 
-_CAPTURE = str(Path(ampscope.capture.__file__).parent)
+_CAPTURE = tuple(str(Path(room.__path__[0])) + os.sep for room in (ampscope.capture, ampscope.cures))
 #: Where a traced line may begin, and nothing from outside can come: ``try:`` has no instruction of its own.
 _NOWHERE = ("NOP", "PUSH_EXC_INFO")
 

@@ -21,12 +21,13 @@ from ampscope.analysis.causes.unknown import Observed
 from ampscope.analysis.causes.usage import (
     HalfState,
     LearningRateMoved,
-    OptimizerRestored,
+    MistakeSeen,
     ScaleForgotten,
     UsageEntry,
     filled_in,
 )
 from ampscope.analysis.causes.usage_forms import FORMS
+from ampscope.trace.evidence import FindingEvidence
 from ampscope.trace.vocabulary import MISTAKES_IN_WORDS, Cause, MistakeForm, Severity
 
 PACKAGE = Path(ampscope.__file__).parent
@@ -247,7 +248,7 @@ SENTENCES: list[tuple[Cause, Reason, str]] = [
     ),
     (
         Cause.MISUSE_SCALER_STATE_NOT_RESTORED,
-        OptimizerRestored(steps=5000),
+        MistakeSeen(seen=FindingEvidence(optimizer_steps=5000)),
         (
             "The optimizer was restored after 5,000 steps, but the scaler starts afresh and loses steps to calibrate "
             "a second time."

@@ -262,6 +262,25 @@ def test_a_forward_that_overflows_during_calibration_is_not_calmed(run_folder: P
     assert (diagnosis.primary.cause, diagnosis.primary.step) == (Cause.FP16_OVERFLOW, 1)
 
 
+@pytest.mark.parametrize(("later", "first"), [("an op", Cause.DIV_ZERO), ("a weight", Cause.UNKNOWN)])
+def test_a_skip_that_no_replay_could_look_at_gives_way_to_one_like_it_with_an_origin(
+    later: str, first: Cause, run_folder: Path
+) -> None:
+    trace = TraceBuilder(run_folder)
+    for step in range(40):
+        trace.step(skipped=step in (12, 16))
+    trace.incident(step=12, scale=None, replay=ReplayStatus.UNAVAILABLE, replay_reason="its making was not seen")
+    traced = Step(trace, step=16)
+    weight = traced.entry(Node.PARAMETER, "fc.weight", out=OVERFLOWN if later == "a weight" else (0.0, 1.0))
+    handed = traced.op("mm", traced.entry(), weight, out=(0.0, 1.0))
+    traced.loss(handed)
+    traced.gradient(traced.backward("div.Tensor", handed, weight, out=NOTANUMBER, of=handed, dtype=FULL))
+    trace.incident(step=16, scale=None)
+    diagnosis = diagnose(trace.close())
+    assert diagnosis.primary is not None
+    assert (diagnosis.primary.cause, len(diagnosis.incidents)) == (first, 2)
+
+
 # -- an incident ----------------------------------------------------------------------------------------------------
 
 

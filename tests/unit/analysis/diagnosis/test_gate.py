@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ampscope.analysis.diagnosis.gate import Check, Gate, Limit, Outcome, gate, headrooms, new_overflows
+from ampscope.analysis.diagnosis.gate import Gate, Limit, LimitCheck, Outcome, gate, headrooms, new_overflows
 from ampscope.analysis.diagnosis.gate_limits import Limits
 from ampscope.analysis.precision.ranges.ranges import RangeRow
 from ampscope.analysis.results import SourceLine
@@ -33,7 +33,7 @@ def _gate(opened: ExitStack, run: Path, limits: Limits, baseline: Path | None = 
     return gate(opened.enter_context(open_run(run)), limits, held)
 
 
-def _check(found: Gate, limit: Limit) -> Check:
+def _check(found: Gate, limit: Limit) -> LimitCheck:
     return next(check for check in found.checks if check.limit is limit)
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ampscope.analysis.overview.bad_steps import BadStep, Part, Sighting, bad_steps
+from ampscope.analysis.overview.bad_steps import BadAttempt, RankPart, Sighting, bad_steps
 from ampscope.trace.schema import ReplayStatus, Trigger
 
 NAN = math.nan
@@ -17,7 +17,7 @@ def seen(rank: int, replay: str, *, loss: float = 1.0, trigger: str = GRADIENT, 
     return Sighting(step, 0, rank, trigger, replay, loss)
 
 
-def ranks(bad: BadStep) -> tuple[list[int], list[int], list[int]]:
+def ranks(bad: BadAttempt) -> tuple[list[int], list[int], list[int]]:
     """On which ranks it began, which received it, and which were not heard."""
     return [one.rank for one in bad.origins], [one.rank for one in bad.received], list(bad.unheard)
 
@@ -25,18 +25,18 @@ def ranks(bad: BadStep) -> tuple[list[int], list[int], list[int]]:
 @pytest.mark.parametrize(
     ("sighting", "part"),
     [
-        (seen(0, EXACT), Part.OWN),
-        (seen(0, ReplayStatus.DIVERGED), Part.OWN),
-        (seen(0, AGAIN), Part.RECEIVED),
-        (seen(0, RECEIVED), Part.RECEIVED),
-        (seen(0, RECEIVED, loss=NAN), Part.RECEIVED),
-        (seen(0, AGAIN, loss=NAN, trigger=LOSS), Part.OWN),
-        (seen(0, UNAVAILABLE, loss=NAN, trigger=LOSS), Part.OWN),
-        (seen(0, UNAVAILABLE), Part.UNCLEAR),
-        (seen(0, UNAVAILABLE, trigger=Trigger.NONFINITE_BUFFER), Part.OWN),
+        (seen(0, EXACT), RankPart.OWN),
+        (seen(0, ReplayStatus.DIVERGED), RankPart.OWN),
+        (seen(0, AGAIN), RankPart.RECEIVED),
+        (seen(0, RECEIVED), RankPart.RECEIVED),
+        (seen(0, RECEIVED, loss=NAN), RankPart.RECEIVED),
+        (seen(0, AGAIN, loss=NAN, trigger=LOSS), RankPart.OWN),
+        (seen(0, UNAVAILABLE, loss=NAN, trigger=LOSS), RankPart.OWN),
+        (seen(0, UNAVAILABLE), RankPart.UNCLEAR),
+        (seen(0, UNAVAILABLE, trigger=Trigger.NONFINITE_BUFFER), RankPart.OWN),
     ],
 )
-def test_a_rank_is_judged_by_its_own_record(sighting: Sighting, part: Part) -> None:
+def test_a_rank_is_judged_by_its_own_record(sighting: Sighting, part: RankPart) -> None:
     assert sighting.part is part
 
 

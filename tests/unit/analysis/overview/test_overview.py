@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampscope import open_run
-from ampscope.analysis.overview.overview import Moment, Overview, overview
+from ampscope.analysis.overview.overview import Milestone, Overview, overview
 from ampscope.errors import RunDamaged
 from ampscope.trace.schema import EventKind, ScalerAction
 from tests.support.trace_builder import TraceBuilder
@@ -73,9 +73,9 @@ def test_saves_loads_and_resumes_are_moments_in_order(run_folder: Path) -> None:
     trace.scaler_event(ScalerAction.STATE_SAVED, step=4, file="")
     moments = overview(open_run(trace.close())).moments
     assert moments == (
-        Moment(step=4, kind="state_saved", text=""),
-        Moment(step=7, kind="resume", text="resumed from last.pt"),
-        Moment(step=8, kind="state_loaded", text="train.py:10"),
+        Milestone(step=4, kind="state_saved", text=""),
+        Milestone(step=7, kind="resume", text="resumed from last.pt"),
+        Milestone(step=8, kind="state_loaded", text="train.py:10"),
     )
 
 
@@ -112,6 +112,19 @@ def test_rates_of_groups_that_move_otherwise_are_told(
         found = overview(run).group_lrs
     assert [(each.group, each.lr.values[-1]) for each in found] == told
     assert all(each.lr.steps == tuple(range(10)) for each in found)
+
+
+def test_rates_of_groups_are_told_of_some_steps_of_a_long_run(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ampscope.analysis.overview.overview._MOST_STEPS", 4)
+    trace = TraceBuilder(run_folder)
+    for step in range(10):
+        trace.step(lr=1e-3, lrs=json.dumps({"0": 1e-3, "1": step * 1e-3}))
+    with open_run(trace.close()) as run:
+        (found,) = overview(run).group_lrs
+    assert found.lr.steps == (0, 3, 6, 9)
+    assert found.lr.values == pytest.approx((0.0, 3e-3, 6e-3, 9e-3))
 
 
 def test_what_observing_costs_once_the_first_steps_are_over_is_told_apart(run_folder: Path) -> None:

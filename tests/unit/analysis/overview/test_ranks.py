@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 
 from ampscope import diagnose, open_run
-from ampscope.analysis.overview.rank_lives import COLUMNS, ROWS, CellState, Life, Ranks, ranks_at_a_glance, ranks_story
-from ampscope.analysis.overview.replicas import Shared
+from ampscope.analysis.causes.ranks import Shared
+from ampscope.analysis.overview.rank_lives import (
+    COLUMNS,
+    ROWS,
+    CellState,
+    RankLife,
+    Ranks,
+    ranks_at_a_glance,
+    ranks_story,
+)
 from ampscope.report.html.tables_html import bad_rows
 from ampscope.trace.schema import EventKind, ReplayStatus
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
@@ -126,7 +134,12 @@ def test_who_is_there_who_lags_and_who_died(run_folder: Path) -> None:
             trace.event(EventKind.CLOSE, step=steps)
         trace.close()
     found = seen(run_folder)
-    assert [state.life for state in found.states] == [Life.CLOSED, Life.MISSING, Life.DIED, Life.MISSING]
+    assert [state.life for state in found.states] == [
+        RankLife.CLOSED,
+        RankLife.MISSING,
+        RankLife.DIED,
+        RankLife.MISSING,
+    ]
     assert [(state.rank, state.behind) for state in found.lagging] == [(2, 18)]
     assert found.states[2].skipped == 1
     words = " ".join(ranks_story(found))
@@ -141,7 +154,7 @@ def test_a_rank_that_is_being_written(run_folder: Path) -> None:
     trace.event(EventKind.START)
     trace.step()
     trace.leave_open()
-    assert [state.life for state in seen(run_folder).states] == [Life.CLOSED, Life.WRITING]
+    assert [state.life for state in seen(run_folder).states] == [RankLife.CLOSED, RankLife.WRITING]
     trace.close()
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import ampscope
-from ampscope.analysis.precision.audit import Audit, audit, in_words
-from ampscope.analysis.precision.op_losses import BACKWARD_CODE, GROWS, LOUD, Loss
+from ampscope.analysis.precision.audit import AuditReport, audit, in_words
+from ampscope.analysis.precision.op_losses import BACKWARD_CODE, GROWS, LOUD, PrecisionLoss
 from ampscope.trace.schema import LOSS_CODE, AuditOpRow, AuditStatus, Node, Phase
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.audited import audited, op_row
@@ -33,7 +33,7 @@ class Step:
         self.rows.append(op_row(number, **columns))
         return number
 
-    def audit(self, **columns: Any) -> Audit:
+    def audit(self, **columns: Any) -> AuditReport:
         audited(self.trace, self.rows, **columns)
         with ampscope.open_run(self.trace.close()) as run:
             found = audit(run)
@@ -88,7 +88,7 @@ def test_a_difference_counts_for_the_errors_that_it_lets_through(step: Step) -> 
         step.trace.edge(source, sub, source="audit", arg=arg)
     found = step.audit()
     assert [layer.module for layer in found.layers] == ["difference", "left", "right"]
-    assert [layer.kind for layer in found.layers] == [Loss.CANCELS, Loss.ROUNDS, Loss.ROUNDS]
+    assert [layer.kind for layer in found.layers] == [PrecisionLoss.CANCELS, PrecisionLoss.ROUNDS, PrecisionLoss.ROUNDS]
     assert found.rounded_in == ("left", "right")
     assert found.sentence == (
         "difference loses most: the terms of sub at train.py:10 nearly cancel, and their error, rounded in left and "
@@ -126,19 +126,19 @@ def test_it_counts_for_all_that_reaches_the_loss_through_it_alone(step: Step) ->
 def test_what_is_no_cancellation(columns: dict[str, Any], step: Step) -> None:
     known = {"inherited": 0.5, "total": 0.5, "operand_error": UNIT, "inherited_spread": 0.1, "spread": 1e-3}
     step.op("sub", local=0.0, **(known | columns))
-    assert [layer.kind for layer in step.audit().layers] == [Loss.NOTHING]
+    assert [layer.kind for layer in step.audit().layers] == [PrecisionLoss.NOTHING]
 
 
 def test_a_function_that_is_steep_does_not_cancel(step: Step) -> None:
     step.op("exp", local=UNIT, inherited=0.5, total=0.5, operand_error=UNIT, inherited_spread=0.1, spread=1e-3)
-    assert [layer.kind for layer in step.audit().layers] == [Loss.ROUNDS]
+    assert [layer.kind for layer in step.audit().layers] == [PrecisionLoss.ROUNDS]
 
 
 def test_an_op_far_off_on_its_own_operands_is_coarse(step: Step) -> None:
     step.op("mm", "calm", local=UNIT, contribution=1e-4, spread=1e-4)
     step.op("cumsum", "running", local=20 * UNIT, contribution=2e-3, spread=1e-3)
     found = step.audit()
-    assert found.layers[0].kind is Loss.COARSE
+    assert found.layers[0].kind is PrecisionLoss.COARSE
     assert found.sentence == (
         "running loses most: cumsum at train.py:10 is off by 7.8 % on its own operands, 20 times what one rounding to "
         "bfloat16 takes."
@@ -277,7 +277,7 @@ def test_which_step_is_chosen(run_folder: Path) -> None:
 
 def test_a_run_without_an_audit(run_folder: Path) -> None:
     with ampscope.open_run(TraceBuilder(run_folder).close()) as run:
-        assert audit(run) == Audit()
+        assert audit(run) == AuditReport()
 
 
 def test_executions_of_one_line_are_one_op(step: Step) -> None:

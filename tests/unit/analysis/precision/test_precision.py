@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ampscope import open_run
-from ampscope.analysis.precision.precision import Precision, Reason, Share, deepest, fold_modules, precision
+from ampscope.analysis.precision.precision import Precision, Share, WideReason, deepest, fold_modules, precision
 from ampscope.analysis.tables.traced_steps import first_traced_steps, traced_steps
 from ampscope.trace.read.run import Run
 from ampscope.trace.schema import Cast, Node, Source
@@ -70,14 +70,15 @@ def test_casts_are_told_by_line_and_in_total(traced: Run) -> None:
 
 def test_wide_ops_inside_autocast_say_why(traced: Run) -> None:
     islands = {island.op: island.reason for island in precision(traced).islands}
-    assert islands == {"aten._softmax.default": Reason.POLICY, "aten.sum.default": Reason.REQUESTED}
+    assert islands == {"aten._softmax.default": WideReason.POLICY, "aten.sum.default": WideReason.REQUESTED}
 
 
 @pytest.mark.parametrize(
-    ("operands", "reason"), [(("float16", "float32"), Reason.PROMOTED), (FULL, Reason.OPERANDS), (HALF, Reason.OWN)]
+    ("operands", "reason"),
+    [(("float16", "float32"), WideReason.PROMOTED), (FULL, WideReason.OPERANDS), (HALF, WideReason.OWN)],
 )
 def test_wide_ops_without_a_cast_before_them_are_told_by_their_operands(
-    run_folder: Path, operands: tuple[str, ...], reason: Reason
+    run_folder: Path, operands: tuple[str, ...], reason: WideReason
 ) -> None:
     trace = TraceBuilder(run_folder)
     trace.op(trace.site("aten.mul.Tensor", in_dtypes=operands, out_dtypes=FULL))

@@ -9,7 +9,7 @@ import pytest
 
 from ampscope import open_run
 from ampscope.analysis.replay.recording import recording
-from ampscope.analysis.step_graph import Sites, StepGraph
+from ampscope.analysis.step_graph import SiteTable, StepGraph
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
 from ampscope.provenance import Harmless, harmless_births, is_deliberate
 from ampscope.trace.read.run import Run
@@ -22,7 +22,7 @@ NAMES = ("attention-overflow", "log-zero")
 def steps_of(name: str) -> Iterator[tuple[Run, TracedStep, StepGraph]]:
     with open_run(SAMPLES / name) as run:
         for step in traced_steps(run):
-            yield run, step, StepGraph(run, Sites(run, step.rank), step.step, step.source)
+            yield run, step, StepGraph(run, SiteTable(run, step.rank), step.step, step.source)
 
 
 def carries(graph: StepGraph, seq: int) -> set[int]:

@@ -9,7 +9,7 @@ import pytest
 
 from ampscope import open_run
 from ampscope.analysis.replay.op_detail import (
-    Kind,
+    OpKind,
     find,
     marked,
     neighbourhood,
@@ -19,7 +19,7 @@ from ampscope.analysis.replay.op_detail import (
     with_histograms,
 )
 from ampscope.analysis.replay.recording import Recording
-from ampscope.analysis.replay.timeline import Difference, lockstep
+from ampscope.analysis.replay.timeline import OpDifference, lockstep
 from ampscope.trace.schema import Node, Phase
 from tests.support.trace_builder import TraceBuilder
 from tests.support.traced_steps import linear_step, recorded
@@ -50,7 +50,7 @@ def test_a_mask_is_intended_and_not_where_nan_begins(trace: TraceBuilder) -> Non
         trace.edge(before, after)
     seen = recorded(trace)
     assert np.flatnonzero(seen.intended).tolist() == [mask, moved]
-    assert marked(seen, Kind.NONFINITE).tolist() == [large]
+    assert marked(seen, OpKind.NONFINITE).tolist() == [large]
     assert np.flatnonzero(seen.alarming).tolist() == [large, again, loss]
     line = op_line(seen, mask)
     assert line.is_intended
@@ -105,7 +105,7 @@ def test_nan_begins_where_nothing_that_was_read_had_it(trace: TraceBuilder) -> N
     for before, after in ((clean, born), (born, passed)):
         trace.edge(before, after)
     seen = recorded(trace)
-    assert marked(seen, Kind.NONFINITE).tolist() == [born]
+    assert marked(seen, OpKind.NONFINITE).tolist() == [born]
     assert seen.nonfinite.tolist() == [False, True, True, True]
 
 
@@ -113,7 +113,7 @@ def test_a_part_of_a_tensor_is_judged_by_its_own_values(trace: TraceBuilder) -> 
     whole = trace.op(trace.site(), min=-math.inf, max=1.0)
     fine = trace.op(trace.site(), min=math.nan, max=math.nan)
     trace.edge(whole, fine, partial=True, min=0.0, max=1.0)
-    assert marked(recorded(trace), Kind.NONFINITE).tolist() == [whole, fine]
+    assert marked(recorded(trace), OpKind.NONFINITE).tolist() == [whole, fine]
 
 
 def test_memory_that_is_only_overwritten_begins_nothing(trace: TraceBuilder) -> None:
@@ -121,14 +121,14 @@ def test_memory_that_is_only_overwritten_begins_nothing(trace: TraceBuilder) -> 
     filled = trace.op(trace.site("aten.bernoulli_.float"))
     trace.edge(garbage, filled, in_place=True)
     seen = recorded(trace)
-    assert not marked(seen, Kind.NONFINITE).size
+    assert not marked(seen, OpKind.NONFINITE).size
     assert not seen.nonfinite.any()
     assert math.isnan(seen.largest[garbage])
 
 
 def test_conversions_are_marked(trace: TraceBuilder) -> None:
     linear_step(trace)
-    assert marked(recorded(trace), Kind.CAST).tolist() == [2, 9]
+    assert marked(recorded(trace), OpKind.CAST).tolist() == [2, 9]
 
 
 def test_ops_are_found_by_any_of_their_words(trace: TraceBuilder) -> None:
@@ -200,7 +200,7 @@ def test_equal_steps_have_no_difference(trace: TraceBuilder) -> None:
     found = lockstep(recorded(trace), recorded(trace, step=1))
     assert found.partner.tolist() == list(range(11))
     assert found.first is None
-    assert set(found.difference) == {Difference.NONE}
+    assert set(found.difference) == {OpDifference.NONE}
 
 
 def test_steps_part_where_a_value_differs(trace: TraceBuilder) -> None:
@@ -208,9 +208,9 @@ def test_steps_part_where_a_value_differs(trace: TraceBuilder) -> None:
     linear_step(trace, step=1, scores=(-3.0, math.inf))
     linear_step(trace, step=2, scores=(-3.0, 11.0))
     one, other, close = (recorded(trace, step=step) for step in range(3))
-    assert lockstep(one, close).of(3) is Difference.DIGITS
+    assert lockstep(one, close).of(3) is OpDifference.DIGITS
     assert not lockstep(one, close).notable.size
-    assert lockstep(one, other).of(3) is Difference.FINITE
+    assert lockstep(one, other).of(3) is OpDifference.FINITE
     assert lockstep(one, other).first == 3
     assert lockstep(one, other).notable.tolist() == [3]
 
@@ -218,14 +218,14 @@ def test_steps_part_where_a_value_differs(trace: TraceBuilder) -> None:
 @pytest.mark.parametrize(
     ("scores", "difference"),
     [
-        ((math.nan, math.nan), Difference.NONE),
-        ((-math.inf, math.inf), Difference.KIND),
-        ((1.0, math.inf), Difference.KIND),
-        ((-3.0, 5.0), Difference.FINITE),
-        ((None, None), Difference.NONE),
+        ((math.nan, math.nan), OpDifference.NONE),
+        ((-math.inf, math.inf), OpDifference.KIND),
+        ((1.0, math.inf), OpDifference.KIND),
+        ((-3.0, 5.0), OpDifference.FINITE),
+        ((None, None), OpDifference.NONE),
     ],
 )
-def test_nan_is_the_same_as_nan_alone(trace: TraceBuilder, scores: tuple[Any, Any], difference: Difference) -> None:
+def test_nan_is_the_same_as_nan_alone(trace: TraceBuilder, scores: tuple[Any, Any], difference: OpDifference) -> None:
     linear_step(trace, scores=(math.nan, math.nan))
     linear_step(trace, step=1, scores=scores)
     one, other = recorded(trace), recorded(trace, step=1)
@@ -239,5 +239,5 @@ def test_ops_that_one_step_alone_has_are_told(trace: TraceBuilder) -> None:
             trace.op(trace.site(f"aten.{name}.default"), step=step)
     found = lockstep(recorded(trace), recorded(trace, step=1))
     assert found.partner.tolist() == [0, -1, 2]
-    assert found.of(1) is Difference.ALONE
+    assert found.of(1) is OpDifference.ALONE
     assert found.only_other == 1

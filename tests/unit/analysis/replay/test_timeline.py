@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ampscope.analysis.replay.timeline import Mark, Spans, Timeline, lockstep, timeline
+from ampscope.analysis.replay.timeline import OpMark, Spans, Timeline, lockstep, timeline
 from ampscope.trace.schema import Cast, Node, Phase
 from tests.support.trace_builder import TraceBuilder
 from tests.support.traced_steps import linear_step, recorded
@@ -67,7 +67,7 @@ def test_marks_tell_what_begins_from_what_goes_on_and_what_is_wanted(trace: Trac
     trace.op(trace.site(), max=6e4, max_finite=6e4)
     trace.edge(born, passed)
     found = timeline(recorded(trace)).marks.tolist()
-    assert found == [Mark.INTENDED, Mark.BAD | Mark.BORN, Mark.BAD | Mark.CAST, Mark.NEAR]
+    assert found == [OpMark.INTENDED, OpMark.BAD | OpMark.BORN, OpMark.BAD | OpMark.CAST, OpMark.NEAR]
     assert mask == 0
 
 
@@ -105,7 +105,7 @@ def test_the_other_step_is_measured_against_this_ones_dtype(trace: TraceBuilder)
     assert drawn.other is not None
     np.testing.assert_equal(drawn.other, [-4.0])
     assert drawn.parted == 0
-    assert drawn.marks.tolist() == [Mark.PARTS]
+    assert drawn.marks.tolist() == [OpMark.PARTS]
 
 
 def test_of_the_other_step_what_is_not_finite_is_told(trace: TraceBuilder) -> None:
@@ -113,7 +113,7 @@ def test_of_the_other_step_what_is_not_finite_is_told(trace: TraceBuilder) -> No
     linear_step(trace, step=1, scores=(-3.0, math.inf))
     one = recorded(trace)
     drawn = timeline(one, lockstep(one, recorded(trace, step=1)))
-    assert np.flatnonzero(drawn.marks & int(Mark.OTHER_BAD)).tolist() == [3]
+    assert np.flatnonzero(drawn.marks & int(OpMark.OTHER_BAD)).tolist() == [3]
     assert drawn.parted == 3
 
 

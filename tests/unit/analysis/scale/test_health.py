@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from ampscope import diagnose
+from ampscope.analysis.arrays import Columns
 from ampscope.analysis.results import ScaleHealth, ScaleVerdict
 from ampscope.analysis.scale.health import scale_health
-from ampscope.analysis.scale.scaler_course import ScalerSettings
+from ampscope.analysis.scale.scaler_course import ScaleCourse, ScalerSettings
 from ampscope.trace.schema import ReplayStatus, ScalerAction
 from ampscope.trace.vocabulary import Cause, Severity, Verdict
 from tests.support.trace_builder import TraceBuilder
@@ -37,15 +38,7 @@ class Course(NamedTuple):
     bad_loss: Callable[[int], bool] = lambda number: False  #: attempts whose loss is NaN, skipped at any scale
 
 
-class Attempts(NamedTuple):
-    optimizer: int
-    step: np.ndarray
-    scale: np.ndarray
-    skipped: np.ndarray
-    bad_loss: np.ndarray
-
-
-def attempts(course: Course) -> Attempts:
+def attempts(course: Course) -> ScaleCourse:
     """The attempts of a scaler that doubles after ``interval`` good steps in a row and halves after each overflow."""
     scale, tracker, scales, skips = course.init, 0, [], []
     for number in range(course.steps):
@@ -57,11 +50,12 @@ def attempts(course: Course) -> Attempts:
         elif tracker == course.interval and math.isfinite(np.float32(scale * 2.0)):
             scale, tracker = scale * 2.0, 0
     bad = np.array([course.bad_loss(number) for number in range(course.steps)], dtype=bool)
-    return Attempts(0, np.arange(course.steps), np.array(scales), np.array(skips), bad)
+    settings = ScalerSettings(init_scale=course.init, growth_interval=course.interval)
+    return ScaleCourse(np.arange(course.steps), np.array(scales), np.array(skips), bad, settings)
 
 
 def health(course: Course) -> ScaleHealth:
-    found = scale_health(attempts(course), ScalerSettings(init_scale=course.init, growth_interval=course.interval))
+    found = scale_health(attempts(course))
     assert found is not None
     return found
 
@@ -191,17 +185,18 @@ def test_no_incident_of_the_scale_comes_on_top_of_the_losses(run_folder: Path) -
 
 
 def test_no_scale_no_verdict() -> None:
-    nothing = np.zeros(0)
-    assert scale_health(Attempts(0, nothing.astype(np.int64), nothing, *[nothing.astype(bool)] * 2)) is None
-    unscaled = Attempts(0, np.arange(3), np.full(3, np.nan), *[np.zeros(3, dtype=bool)] * 2)
-    assert scale_health(unscaled) is None
+    nothing, no = np.zeros(0), np.zeros(0, dtype=bool)
+    assert scale_health(ScaleCourse(nothing.astype(np.int64), nothing, no, no)) is None
+    unscaled = {"step": np.arange(3), "scale": np.full(3, np.nan), "skipped": np.zeros(3, bool), "loss": np.ones(3)}
+    assert scale_health(ScaleCourse.of(Columns(unscaled))) is None
 
 
 def recorded(folder: Path, course: Course, *, incidents: bool = False) -> Path:
     trace = TraceBuilder(folder)
     detail = f'{{"growth_interval": {course.interval}}}'
     trace.scaler_event(ScalerAction.INIT, scale_before=None, scale_after=course.init, detail=detail)
-    _, _, scales, skips, bad_loss = attempts(course)
+    made = attempts(course)
+    scales, skips, bad_loss = made.scale, made.skipped, made.bad_loss
     for step, (scale, skipped) in enumerate(zip(scales, skips, strict=True)):
         loss = math.nan if bad_loss[step] else 0.003
         trace.step(scale=float(scale), skipped=bool(skipped), found_inf=bool(skipped), loss=loss)

@@ -10,13 +10,14 @@ import pytest
 from ampscope import open_run
 from ampscope.analysis.scale.answer import scale_answer
 from ampscope.analysis.scale.scale_history import skipped_steps
-from ampscope.analysis.scale.what_if import ScaleRecord, ScalerRules, WhatIf, bearable, what_if
+from ampscope.analysis.scale.scaler_course import ScaleCourse
+from ampscope.analysis.scale.what_if import ScalerRules, WhatIf, bearable, scale_record, what_if
 from tests.support.trace_builder import TraceBuilder
 
 RULES = ScalerRules(init_scale=64.0, growth_interval=4)
 
 
-def simulate(folder: Path, limits: list[float], rules: ScalerRules = RULES) -> ScaleRecord:
+def simulate(folder: Path, limits: list[float], rules: ScalerRules = RULES) -> ScaleCourse:
     """A run of a scaler with ``rules`` whose steps bear the scales in ``limits``; one that bears none has no loss."""
     trace = TraceBuilder(folder)
     scale, good = rules.init_scale, 0
@@ -29,7 +30,7 @@ def simulate(folder: Path, limits: list[float], rules: ScalerRules = RULES) -> S
         elif good == rules.growth_interval:
             scale, good = float(np.float32(scale * rules.growth_factor)), 0
     with open_run(trace.close()) as run:
-        return ScaleRecord.of(run)
+        return scale_record(run)
 
 
 def test_the_rules_of_the_run_itself_give_its_own_history(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_a_step_that_was_made_without_a_finite_loss_was_not_skipped(tmp_path: Pa
     for step in range(8):
         trace.step(scale=64.0, skipped=False, loss=math.nan if step == 3 else 1.0)
     with open_run(trace.close()) as run:
-        record = ScaleRecord.of(run)
+        record = scale_record(run)
         assert "no scale would have saved" not in scale_answer(run).sentence
     answer = what_if(record, ScalerRules(init_scale=64.0))
     assert (answer.skipped, answer.unsaved, answer.proven) == (0, 0, 8)
@@ -101,7 +102,7 @@ def test_a_run_without_a_scaler_has_no_answer(tmp_path: Path) -> None:
     trace = TraceBuilder(tmp_path)
     trace.step(scale=None)
     with open_run(trace.close()) as run:
-        assert what_if(ScaleRecord.of(run), RULES) == WhatIf(rules=RULES)
+        assert what_if(scale_record(run), RULES) == WhatIf(rules=RULES)
 
 
 @pytest.mark.parametrize("recorded", ["gradients", "incident", "nothing"])

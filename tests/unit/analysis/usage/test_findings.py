@@ -352,6 +352,28 @@ def test_a_mistake_that_this_version_does_not_know_is_still_told(run_folder: Pat
     assert "unheard of" in finding.explanation
 
 
+@pytest.mark.parametrize(
+    "cause", [Cause.NOTHING_TRAINS, Cause.HALF_PARAMS, Cause.RANKS_NOT_REDUCED, Cause.GRADIENTS_NOT_CLEARED]
+)
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        '{"cast": true}',
+        '{"cast": true, "half": "many", "of": []}',
+        '{"attempts": "x", "parameters": 3, "count": null, "ranks": {}}',
+        '{"optimizer_steps": "x", "framework": 7}',
+    ],
+)
+def test_evidence_that_is_damaged_leaves_the_mistake_itself(run_folder: Path, cause: Cause, evidence: str) -> None:
+    trace = TraceBuilder(run_folder)
+    trace.finding(cause, line=42, evidence=evidence)
+    (finding,) = diagnose(trace.close()).findings
+    assert finding.cause is cause
+    assert finding.source is not None
+    assert finding.source.line == 42
+    assert finding.explanation
+
+
 @pytest.mark.parametrize("form", [MistakeForm.LOSS_OF_SCALED_GRADIENTS, MistakeForm.UNSCALED_BY_HAND])
 def test_a_scale_too_large_for_a_loss_of_scaled_gradients_is_cured_by_unscaling_them(
     run_folder: Path, form: MistakeForm

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pytest
 
 from ampscope.analysis.results import CodeLine
-from ampscope.analysis.rewriting.edit import applied
-from ampscope.analysis.rewriting.source_file import files_below, read
 from ampscope.analysis.usage.loop_edits import clipped, diff_of
+from ampscope.cures.rewriting.edit import applied
+from ampscope.cures.rewriting.source_file import files_below, read
 from ampscope.trace.vocabulary import Cause, MistakeForm
 
 

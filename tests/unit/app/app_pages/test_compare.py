@@ -122,8 +122,8 @@ def test_a_run_alone_without_two_traced_steps_says_so(
     assert "of which no two steps were traced" in show("alone", "compare", real=True, b="alone").words
 
 
-def test_a_side_that_cannot_be_read_leaves_the_choice(show: Show) -> None:
-    shown = show("healthy", "compare", b="no_manifest")
+def test_a_side_that_cannot_be_read_leaves_the_choice(seen: Show) -> None:
+    shown = seen("healthy", "compare", b="no_manifest")
     assert "B cannot be read" in shown.words
     assert {"A", "B"} <= {box.label for box in shown.test.selectbox}
 
@@ -133,8 +133,8 @@ def test_steps_without_a_counterpart_are_said(show: Show, pair: None, tmp_path: 
     assert "These cannot be compared" in show("one", "compare", real=True, b="none").words
 
 
-def test_a_name_is_text(show: Show) -> None:
-    for body in show("hostile", "compare", b="healthy").raw:
+def test_a_name_is_text(seen: Show) -> None:
+    for body in seen("hostile", "compare", b="healthy").raw:
         assert "<script" not in body
 
 
@@ -142,8 +142,8 @@ def test_the_list_of_runs_leads_here(show: Show, pair: None) -> None:
     assert "Compare two runs" in show("one", "runs", real=True).links
 
 
-def test_two_ranks_of_one_run_are_told_apart(show: Show) -> None:
-    shown = show("ranks", "compare", b="ranks", a_rank="0", b_rank="2")
+def test_two_ranks_of_one_run_are_told_apart(seen: Show) -> None:
+    shown = seen("ranks", "compare", b="ranks", a_rank="0", b_rank="2")
     words = " ".join(shown.words.split())
     assert "A: ranks, rank 0 B: ranks, rank 2" in words
     assert "The gradient norm parts at step 50" in words

@@ -16,52 +16,52 @@ from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.of_scenes import CALIBRATION, OVERFLOW
 
 
-def test_a_harmless_incident_is_told_calmly(show: Show) -> None:
-    words = show("healthy", "incident").words
+def test_a_harmless_incident_is_told_calmly(seen: Show) -> None:
+    words = seen("healthy", "incident").words
     assert "Harmless: nothing needs to change." in words
     assert CALIBRATION.explanation in words
 
 
-def test_a_link_opens_the_incident_that_it_names(show: Show) -> None:
-    assert "The scale finding its place" in show("overflow", "incident", incident="0-benign_initial_calibration").words
-    assert OVERFLOW.explanation in show("overflow", "incident").words
+def test_a_link_opens_the_incident_that_it_names(seen: Show) -> None:
+    assert "The scale finding its place" in seen("overflow", "incident", incident="0-benign_initial_calibration").words
+    assert OVERFLOW.explanation in seen("overflow", "incident").words
 
 
-def test_the_way_leads_from_the_origin_to_the_loss(show: Show) -> None:
-    words = " ".join(show("overflow", "incident", tab="the-path").words.split())
+def test_the_way_leads_from_the_origin_to_the_loss(seen: Show) -> None:
+    words = " ".join(seen("overflow", "incident", tab="the-path").words.split())
     chain = words[words.index("blocks.3.attn bmm origin") :]
     assert chain.index("origin") < chain.index("softmax") < chain.index("loss reached")
     assert "outside the watched modules" in words
 
 
-def test_every_remedy_says_whether_it_was_tried(show: Show) -> None:
-    words = show("overflow", "incident", tab="what-to-change").words
+def test_every_remedy_says_whether_it_was_tried(seen: Show) -> None:
+    words = seen("overflow", "incident", tab="what-to-change").words
     for mark in ("tried on this step: cures it", "not tried: ", "tried on this step: does not cure it"):
         assert mark in words
 
 
-def test_how_it_was_found_and_checked_is_told(show: Show) -> None:
-    words = show("overflow", "incident").words
+def test_how_it_was_found_and_checked_is_told(seen: Show) -> None:
+    words = seen("overflow", "incident").words
     assert "came out the same in all that is compared" in words
     assert "In float32 the same step stays finite" in words
     assert "and 4 more parameters" in words
-    assert "14 inf" in show("overflow", "incident", tab="evidence").words
+    assert "14 inf" in seen("overflow", "incident", tab="evidence").words
 
 
-def test_a_long_path_keeps_its_ends_and_counts_the_rest(show: Show) -> None:
-    assert "27 more ops" in show("hostile", "incident", tab="the-path").words
+def test_a_long_path_keeps_its_ends_and_counts_the_rest(seen: Show) -> None:
+    assert "27 more ops" in seen("hostile", "incident", tab="the-path").words
 
 
-def test_an_incident_of_unknown_origin_says_how_to_see_more(show: Show) -> None:
-    assert "every=1" in show("overflow", "incident", real=True).words
+def test_an_incident_of_unknown_origin_says_how_to_see_more(seen: Show) -> None:
+    assert "every=1" in seen("overflow", "incident", real=True).words
 
 
-def test_one_of_known_origin_does_not(show: Show) -> None:
-    assert "every=1" not in show("overflow", "incident").words
+def test_one_of_known_origin_does_not(seen: Show) -> None:
+    assert "every=1" not in seen("overflow", "incident").words
 
 
-def test_without_kept_operands_it_says_how_to_keep_them(show: Show) -> None:
-    words = show("overflow", "incident", tab="take-it-along").words
+def test_without_kept_operands_it_says_how_to_keep_them(seen: Show) -> None:
+    words = seen("overflow", "incident", tab="take-it-along").words
     assert "save_tensors=True" in words
 
 
@@ -193,12 +193,12 @@ def test_every_part_of_the_path_leads_on(show: Show, monkeypatch: pytest.MonkeyP
     assert float(before[1]["Largest at last"]) > 30 * float(before[1]["Largest then"])
 
 
-def test_which_tab_is_open_is_in_the_address(show: Show) -> None:
-    shown = show("overflow", "incident", tab="the-path")
+def test_which_tab_is_open_is_in_the_address(seen: Show) -> None:
+    shown = seen("overflow", "incident", tab="the-path")
     assert [tab.label for tab in shown.test.tabs][:3] == ["What happened", "What to change", "The path"]
     assert shown.address["tab"] == "the-path"
-    assert "tab" not in show("overflow", "incident").address
-    assert show("finding", "incident", tab="the-path").address["tab"] == "what-happened"
+    assert "tab" not in seen("overflow", "incident").address
+    assert seen("finding", "incident", tab="the-path").address["tab"] == "what-happened"
 
 
 def test_a_failed_op_can_be_taken_along_as_a_script(show: Show, failing: TraceBuilder) -> None:
@@ -243,5 +243,5 @@ def test_names_in_the_surroundings_stay_text(show: Show, tmp_path: Path, monkeyp
         assert not [body for body in shown.raw if "<script" in body or "<b>bold" in body]
 
 
-def test_nothing_wrong_is_a_sentence_not_an_empty_page(show: Show) -> None:
-    assert "Nothing went wrong in this run" in show("empty", "incident").words
+def test_nothing_wrong_is_a_sentence_not_an_empty_page(seen: Show) -> None:
+    assert "Nothing went wrong in this run" in seen("empty", "incident").words

@@ -15,8 +15,8 @@ from tests.support.verdicts.by_hand import HEALTHY
 from tests.support.verdicts.of_scenes import OVERFLOW
 
 
-def test_the_verdict_says_what_where_why_and_what_next(show: Show) -> None:
-    words = show("overflow").words
+def test_the_verdict_says_what_where_why_and_what_next(seen: Show) -> None:
+    words = seen("overflow").words
     assert "Step 260 had a non-finite loss." in words
     assert words.count(OVERFLOW.explanation) == 1
     assert "A value too large for float16, steps 260 to 264 (2 times)" in words
@@ -26,23 +26,23 @@ def test_the_verdict_says_what_where_why_and_what_next(show: Show) -> None:
     assert "tried on this step: cures it" in words
 
 
-def test_a_usage_mistake_has_no_mark_of_a_trial(show: Show) -> None:
-    words = show("finding").words
+def test_a_usage_mistake_has_no_mark_of_a_trial(seen: Show) -> None:
+    words = seen("finding").words
     assert "scaler.unscale_(optimizer)" in words
     assert "tried" not in words
 
 
-def test_the_tiles_count_steps_skips_and_cost(show: Show) -> None:
-    words = show("healthy").words
+def test_the_tiles_count_steps_skips_and_cost(seen: Show) -> None:
+    words = seen("healthy").words
     for fact in ("400", "0.8 %", "16,384 (2¹⁴)", "1.0 %", "NVIDIA H200", "torch 2.13.0"):
         assert fact in words
 
 
-def test_a_healthy_run_says_what_its_scale_did_and_what_was_checked(show: Show) -> None:
-    words = " ".join(show("healthy").words.split())
+def test_a_healthy_run_says_what_its_scale_did_and_what_was_checked(seen: Show) -> None:
+    words = " ".join(seen("healthy").words.split())
     assert "The loss scale It calibrated from 65,536" in words
     assert re.search(r"What was checked All \d+ checks of the loop found no mistake\.", words)
-    assert "What was checked" not in show("overflow").words
+    assert "What was checked" not in seen("overflow").words
 
 
 def test_observing_the_first_steps_is_told_apart_from_the_rest() -> None:
@@ -54,8 +54,8 @@ def test_observing_the_first_steps_is_told_apart_from_the_rest() -> None:
     assert [what for what, *_ in same if "observing" in what] == ["of the time spent on observing"]
 
 
-def test_the_report_is_offered(show: Show) -> None:
-    buttons = show("healthy").test.get("download_button")
+def test_the_report_is_offered(seen: Show) -> None:
+    buttons = seen("healthy").test.get("download_button")
     assert [button.proto.label for button in buttons] == ["Report to send on"]
 
 
@@ -70,8 +70,8 @@ def test_two_optimizers_can_be_told_apart(show: Show, tmp_path: Path, monkeypatc
     assert "64 (2⁶)" in show("gan", optimizer="1").words
 
 
-def test_a_run_without_steps_says_so(show: Show) -> None:
-    assert "No optimizer step has been recorded yet." in show("empty").words
+def test_a_run_without_steps_says_so(seen: Show) -> None:
+    assert "No optimizer step has been recorded yet." in seen("empty").words
 
 
 def test_a_scale_that_collapsed_is_told_on_its_tile_and_once_in_words(

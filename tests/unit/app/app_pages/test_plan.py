@@ -74,8 +74,8 @@ def test_what_was_chosen_is_in_the_address(show: Show, counted: None) -> None:
     assert "there is no int4 here" in show("counted", "plan", real=True, format="int4").words
 
 
-def test_without_counted_exponents_it_says_how_to_get_them(show: Show) -> None:
-    words = show("finding", "plan").words
+def test_without_counted_exponents_it_says_how_to_get_them(seen: Show) -> None:
+    words = seen("finding", "plan").words
     assert "No step of this run has counted exponents" in words
     assert "ampscope.watch(model, every=100)" in words
 

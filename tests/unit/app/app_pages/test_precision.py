@@ -9,16 +9,16 @@ from tests.support.scenes import traced_step
 from tests.support.trace_builder import TraceBuilder
 
 
-def test_the_precision_page_says_why_float32_was_used(show: Show) -> None:
-    words = show("healthy", "precision").words
+def test_the_precision_page_says_why_float32_was_used(seen: Show) -> None:
+    words = seen("healthy", "precision").words
     assert "57 % in float16, 43 % in float32. Autocast was on, in float16." in words
     assert "autocast converts its operands" in words
     assert "its operands are float32 already" in words
     assert "2,097,152" in words
 
 
-def test_a_run_without_traced_steps_says_how_to_trace_one(show: Show) -> None:
-    assert "every=500" in show("finding", "precision").words
+def test_a_run_without_traced_steps_says_how_to_trace_one(seen: Show) -> None:
+    assert "every=500" in seen("finding", "precision").words
 
 
 def test_the_line_to_paste_names_a_scaler_where_there_is_one(
@@ -33,8 +33,8 @@ def test_the_line_to_paste_names_a_scaler_where_there_is_one(
     assert "ampscope.watch(model, every=500)" in show("plain", "precision", real=True).words
 
 
-def test_a_module_that_is_not_there_is_said_and_all_are_shown(show: Show) -> None:
-    shown = show("healthy", "precision", module="<b>nowhere</b>")
+def test_a_module_that_is_not_there_is_said_and_all_are_shown(seen: Show) -> None:
+    shown = seen("healthy", "precision", module="<b>nowhere</b>")
     assert "there is no <b>nowhere</b> here; this is the whole model" in shown.words
     assert "<b>nowhere</b>" not in "".join(shown.raw)
     assert ">blocks.3.norm</a>" in "".join(shown.raw)
@@ -78,8 +78,8 @@ def test_a_click_on_a_column_shows_its_step(show: Show, course: None) -> None:
     assert "step" not in shown.address
 
 
-def test_one_traced_step_has_no_course(show: Show) -> None:
-    assert show("healthy", "precision").figures == []
+def test_one_traced_step_has_no_course(seen: Show) -> None:
+    assert seen("healthy", "precision").figures == []
 
 
 def test_rows_lead_to_their_first_op_in_replay(show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_rows_lead_to_their_first_op_in_replay(show: Show, tmp_path: Path, monke
     assert leads["float32 inside an autocast region"]["aten._softmax.default"] == address.format(4)
 
 
-def test_a_link_keeps_a_hostile_name_text(show: Show) -> None:
-    raw = "".join(show("hostile", "precision").raw)
+def test_a_link_keeps_a_hostile_name_text(seen: Show) -> None:
+    raw = "".join(seen("hostile", "precision").raw)
     assert 'class="amp-go"' in raw
     assert "<script" not in raw

@@ -64,8 +64,8 @@ def test_other_values_can_be_asked_for(show_grown: Show) -> None:
     assert "Of these, nothing was measured" not in shown.words
 
 
-def test_a_run_without_traced_steps_says_how_to_trace_one(show: Show) -> None:
-    assert "every=500" in show("finding", "ranges").words
+def test_a_run_without_traced_steps_says_how_to_trace_one(seen: Show) -> None:
+    assert "every=500" in seen("finding", "ranges").words
 
 
 def test_a_run_that_is_being_written_is_followed(show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,5 +91,5 @@ def test_a_run_in_which_nothing_broke_lands_on_its_headroom(show_grown: Show) ->
     assert "All ranges, with forecasts and histograms" in shown.links
 
 
-def test_a_problem_comes_before_any_headroom(show: Show) -> None:
-    assert "Headroom to overflow" not in show("overflow").words
+def test_a_problem_comes_before_any_headroom(seen: Show) -> None:
+    assert "Headroom to overflow" not in seen("overflow").words

@@ -40,8 +40,8 @@ def track(shown: Shown) -> tuple[dict[str, Any], bytes]:
     return found, raw
 
 
-def test_the_cursor_starts_at_the_origin_of_the_incident(show: Show) -> None:
-    shown = show("overflow", "replay")
+def test_the_cursor_starts_at_the_origin_of_the_incident(seen: Show) -> None:
+    shown = seen("overflow", "replay")
     assert shown.test.selectbox(key="traced").value == "260-replay"
     assert "op number 20" in shown.words
     assert "op" not in shown.address  # what a page begins with by itself is no step back
@@ -49,40 +49,40 @@ def test_the_cursor_starts_at_the_origin_of_the_incident(show: Show) -> None:
     assert "/home/me/gpt/model.py:34" in shown.words
 
 
-def test_the_track_is_told_where_the_cursor_is_and_is_sent_the_same_step(show: Show) -> None:
-    shown = show("overflow", "replay", step="260", op="3")
+def test_the_track_is_told_where_the_cursor_is_and_is_sent_the_same_step(seen: Show) -> None:
+    shown = seen("overflow", "replay", step="260", op="3")
     assert cursor(shown)["at"] == 3
     assert cursor(shown)["step"] == track(shown)[0]["name"]
-    later = show("overflow", "replay", step="260", op="8")
+    later = seen("overflow", "replay", step="260", op="8")
     assert cursor(later)["at"] == 8
     assert cursor(later)["found"] is None
     assert track(later)[1] == track(shown)[1]
 
 
-def test_the_figure_is_a_sentence_for_those_who_do_not_see_it(show: Show) -> None:
-    label = track(show("overflow", "replay"))[0]["label"]
+def test_the_figure_is_a_sentence_for_those_who_do_not_see_it(seen: Show) -> None:
+    label = track(seen("overflow", "replay"))[0]["label"]
     assert label.startswith("Step 260, replayed: 25 ops in the order in which they ran, by headroom")
     assert "Arrow keys choose an op" in label
 
 
 @pytest.mark.parametrize(("asked", "words"), [("999", "number 999"), ("-1", "number -1"), ("<b>x</b>", "<b>x</b>")])
-def test_an_op_that_is_not_there_is_said_and_replaced(show: Show, asked: str, words: str) -> None:
-    shown = show("overflow", "replay", step="260", op=asked)
+def test_an_op_that_is_not_there_is_said_and_replaced(seen: Show, asked: str, words: str) -> None:
+    shown = seen("overflow", "replay", step="260", op=asked)
     assert f"there is no {words}" in shown.words or f"there is no number {words}" in shown.words
     assert shown.address["op"] in ("20", "24")
     assert "<b>x</b>" not in "".join(shown.raw)
 
 
 @pytest.mark.parametrize("asked", ["9", "x", "99999999999999999999", "<b>x</b>"])
-def test_a_step_that_was_not_traced_is_said_and_replaced(show: Show, asked: str) -> None:
-    shown = show("overflow", "replay", step=asked)
+def test_a_step_that_was_not_traced_is_said_and_replaced(seen: Show, asked: str) -> None:
+    shown = seen("overflow", "replay", step=asked)
     assert f"there is no step {asked} here" in shown.words
     assert shown.address["step"] == "260"
     assert "<b>x</b>" not in "".join(shown.raw)
 
 
-def test_the_list_shows_the_surroundings(show: Show) -> None:
-    ops = max(lists(show("overflow", "replay")), key=len)
+def test_the_list_shows_the_surroundings(seen: Show) -> None:
+    ops = max(lists(seen("overflow", "replay")), key=len)
     (current,) = [row for row in ops if "current" in row["kind"]]
     assert (current["lead"], current["text"], current["note"]) == ("20", "bmm", "attn")
 
@@ -97,8 +97,8 @@ def test_a_search_narrows_the_list_and_is_shown_on_the_track(show: Show) -> None
     assert "No op of this step has all of these words" in shown.words
 
 
-def test_what_an_op_read_is_a_link_to_where_that_was_written(show: Show) -> None:
-    listed = lists(show("overflow", "replay", op="16"))
+def test_what_an_op_read_is_a_link_to_where_that_was_written(seen: Show) -> None:
+    listed = lists(seen("overflow", "replay", op="16"))
     (read,) = [row for rows in listed for row in rows if row["href"]]
     way = urlsplit(read["href"])
     assert (read["lead"], way.path) == ("15", "replay")
@@ -106,8 +106,8 @@ def test_what_an_op_read_is_a_link_to_where_that_was_written(show: Show) -> None
     assert (asked["op"], asked["step"], asked["source"]) == ("15", "260", "replay")
 
 
-def test_hostile_names_reach_lists_as_bounded_text(show: Show) -> None:
-    for rows in lists(show("hostile", "replay")):
+def test_hostile_names_reach_lists_as_bounded_text(seen: Show) -> None:
+    for rows in lists(seen("hostile", "replay")):
         for row in rows:
             assert len(row["text"]) <= 80
             assert len(row["hint"]) <= 200
@@ -149,11 +149,11 @@ def test_infinities_that_differ_are_told_apart(show: Show, tmp_path: Path, monke
         assert "Both gave the same" not in words
 
 
-def test_nothing_to_compare_with_leaves_the_address_alone(show: Show) -> None:
-    assert "against" not in show("overflow", "replay").address
+def test_nothing_to_compare_with_leaves_the_address_alone(seen: Show) -> None:
+    assert "against" not in seen("overflow", "replay").address
 
 
-def test_a_long_name_in_the_address_of_another_run_does_no_harm(show: Show) -> None:
-    shown = show("overflow", "replay", against=LONG, source=HOSTILE)
+def test_a_long_name_in_the_address_of_another_run_does_no_harm(seen: Show) -> None:
+    shown = seen("overflow", "replay", against=LONG, source=HOSTILE)
     assert "there is no" in shown.words
     assert "<script" not in "".join(shown.raw)

@@ -12,8 +12,8 @@ from tests.support.scenes import overflow
 st = pytest.importorskip("streamlit", reason="needs the app's extra: pip install 'ampscope[app]'")
 
 
-def test_it_tells_the_verdict_and_the_newest_numbers(show: Show) -> None:
-    shown = show("overflow", "wall")
+def test_it_tells_the_verdict_and_the_newest_numbers(seen: Show) -> None:
+    shown = seen("overflow", "wall")
     words = " ".join(shown.words.split())
     assert "272 optimizer steps" in words
     assert "2 newest loss" in words
@@ -22,8 +22,8 @@ def test_it_tells_the_verdict_and_the_newest_numbers(show: Show) -> None:
     assert banner.count("260") == 1, "a time is said once"
 
 
-def test_a_healthy_run_is_calm(show: Show) -> None:
-    shown = show("healthy", "wall")
+def test_a_healthy_run_is_calm(seen: Show) -> None:
+    shown = seen("healthy", "wall")
     assert "healthy" in shown.words
     assert "not finite" not in shown.words
     assert any('class="amp-wall good"' in body for body in shown.raw)

@@ -68,6 +68,6 @@ def test_the_links_of_the_side_bar_name_the_run(show: Show, run: str) -> None:
     assert set(show(run, "scale").pages.values()) == {f"run={run}"}
 
 
-def test_a_page_for_several_ranks_is_offered_where_there_are_several(show: Show) -> None:
-    assert "Ranks" in show("ranks").pages
-    assert "Ranks" not in show("overflow").pages
+def test_a_page_for_several_ranks_is_offered_where_there_are_several(seen: Show) -> None:
+    assert "Ranks" in seen("ranks").pages
+    assert "Ranks" not in seen("overflow").pages

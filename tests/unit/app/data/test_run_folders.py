@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampscope.trace.location import location
-from data.run_folders import RunFolder, find_offered, run_folders
+from data.run_folders import RunFolder, find_offered, offered_runs, run_folders
 from tests.support.paths import ROOT
 from tests.support.trace_builder import TraceBuilder
 
@@ -82,7 +82,17 @@ def test_links_are_not_on_offer(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_used_hides_no_other_folder(tmp_path: Path) -> None:
     TraceBuilder(tmp_path / "a" / "run").close()
     silent = RunFolder(location("nosuch://bucket/runs"))
-    runs, unreachable = find_offered((silent, RunFolder(tmp_path / "a")))
+    runs, unreachable, _ = find_offered((silent, RunFolder(tmp_path / "a")))
     assert set(runs) == {"run"}
     assert list(unreachable) == [silent]
     assert "no kind of store" in unreachable[silent]
+
+
+def test_a_look_at_the_folders_holds_until_its_time_is_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folders = (RunFolder(tmp_path),)
+    assert not offered_runs(folders)
+    TraceBuilder(tmp_path / "run").close()
+    monkeypatch.setattr("data.run_folders._TTL_S", 3600)
+    assert not offered_runs(folders)
+    monkeypatch.setattr("data.run_folders._TTL_S", 0)
+    assert set(offered_runs(folders)) == {"run"}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ampscope
 from ampscope.capture.heal import in_force
-from ampscope.capture.heal.planning import Planner
+from ampscope.capture.rerun.engine import RerunEngine
 from ampscope.trace.schema import EventKind
 from tests.support.training.small_loop import WIDTH
 from tests.unit.capture.heal.told import cures
@@ -57,7 +57,7 @@ CLOCK = Clock()
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Planner, "clock", CLOCK)
+    monkeypatch.setattr(RerunEngine, "clock", CLOCK)
 
 
 class Slow(nn.Module):

@@ -96,6 +96,20 @@ def loop(model: nn.Module, loss: Loss, *, goes_on: bool) -> None:
             optimizer.step()
 
 
+def without_half(out: Tensor) -> Tensor:
+    """Asks for a determinant in float16, which torch has in no half precision."""
+    with torch.autocast("cpu", dtype=torch.float16):
+        return torch.logdet(out.t().half() @ out.half())
+
+
+@pytest.mark.parametrize(("loss", "helps"), [(without_half, "in float32"), (mixed, "to one dtype")])
+def test_a_call_that_half_precision_has_not_is_to_run_in_float32(loss: Loss, helps: str, run_folder: Path) -> None:
+    told = trained(run_folder, loss).primary
+    assert isinstance(told, Incident)
+    assert (told.cause, told.step) == (Cause.EXCEPTION, LAST)
+    assert helps in told.remedies[0].text
+
+
 @pytest.mark.parametrize(
     ("loss", "part", "said"),
     [

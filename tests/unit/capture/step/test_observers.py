@@ -7,66 +7,49 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch import nn
 
-from ampscope.capture.checks.hidden_overflow import HiddenOverflow
-from ampscope.capture.checks.loss_spikes import SpikeEnding
-from ampscope.capture.checks.not_training import Liveness
-from ampscope.capture.checks.second_look import SecondLook
-from ampscope.capture.checks.step_audit import Audit
-from ampscope.capture.checks.still_buffers import StillBuffers
-from ampscope.capture.checks.still_updates import StillUpdates
+import ampscope
+from ampscope.capture import assembly
 from ampscope.capture.events import StepObserver
-from ampscope.capture.heal.healer import Healer
-from ampscope.capture.loop_state.between_steps import CarriedState
-from ampscope.capture.loop_state.held_state import WrittenState
-from ampscope.capture.loop_state.state_watch import StateWatch
-from ampscope.capture.record.configuration import Configuration
-from ampscope.capture.rerun.optimizer_rerun import OptimizersBefore
-from ampscope.capture.step.failed_calls import FailedCalls
-from ampscope.capture.step.live_trace import LiveTrace
 from ampscope.capture.step.observers import ORDER, Observers
 from ampscope.capture.step.own_work import OwnWork
-from ampscope.capture.step.scaler_history import ScalerHistory
-from ampscope.capture.step.step_rows import StepRows, TraceEnding
-from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.modes import Pause
-from ampscope.capture.usage.amp_effect import AmpEffect
-from ampscope.capture.usage.usage_watch import UsageWatch
 
 EVENTS = {name for name, _ in inspect.getmembers(StepObserver, inspect.isfunction)}
-PARTS: dict[str, type[StepObserver]] = {
-    "settings": Configuration,
-    "tape": StepTape,
-    "live": LiveTrace,
-    "written": WrittenState,
-    "carried": CarriedState,
-    "state": StateWatch,
-    "still": StillBuffers,
-    "updates": StillUpdates,
-    "usage": UsageWatch,
-    "rows": StepRows,
-    "history": ScalerHistory,
-    "hidden": HiddenOverflow,
-    "second": SecondLook,
-    "trace": TraceEnding,
-    "spikes": SpikeEnding,
-    "failed": FailedCalls,
-    "before": OptimizersBefore,
-    "audit": Audit,
-    "heal": Healer,
-    "alive": Liveness,
-    "effect": AmpEffect,
-}
+NAMES = sorted({name for names in ORDER.values() for name in names.split()})
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, StepObserver]:
+    """The parts of a run that heals, by the names that it has for them."""
+    made: dict[str, StepObserver] = {}
+
+    class Noted(Observers):
+        def __init__(self, own: OwnWork, **parts: StepObserver) -> None:
+            made.update(parts)
+            super().__init__(own, **parts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "Observers", Noted)
+        with ampscope.watch(nn.Linear(1, 1), dir=tmp_path_factory.mktemp("run"), quiet=True, heal=True):
+            pass
+    return made
 
 
 def test_every_event_has_its_order() -> None:
     assert ORDER.keys() == EVENTS
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_an_observer_is_told_of_what_it_answers_and_of_nothing_else(name: str) -> None:
-    answered = EVENTS & vars(PARTS[name]).keys()
+def test_every_part_has_a_place_in_the_order(parts: dict[str, StepObserver]) -> None:
+    assert sorted(parts) == NAMES, "a part of capture/assembly.py and its name in ORDER go together"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_observer_is_told_of_what_it_answers_and_of_nothing_else(parts: dict[str, StepObserver], name: str) -> None:
+    part = type(parts[name])
+    answered = {event for event in EVENTS if getattr(part, event) is not getattr(StepObserver, event)}
     assert {event for event, names in ORDER.items() if name in names.split()} == answered
 
 
@@ -90,12 +73,12 @@ def test_a_fault_breaks_one_observer_and_the_others_hear_all_the_same() -> None:
     heard: list[tuple[str, bool]] = []
     faults: list[str] = []
     pause = Pause()
-    parts: dict[str, Any] = {name: Listening(name, heard, pause, faults.append) for name in PARTS}
+    listening: dict[str, Any] = {name: Listening(name, heard, pause, faults.append) for name in NAMES}
     own = OwnWork(pause, str)
-    Observers(own, **parts).tell(StepObserver.backward_ended)
+    Observers(own, **listening).tell(StepObserver.backward_ended)
     assert heard == [(name, True) for name in ORDER["backward_ended"].split()]
     assert len(faults) == 1
-    assert [name for name, part in parts.items() if part.guard.broken] == ["usage"]
+    assert [name for name, part in listening.items() if part.guard.broken] == ["usage"]
     assert not pause.on
     assert own.seconds > 0
 

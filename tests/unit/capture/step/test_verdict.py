@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.events import OpenStep, StepAttempt
-from ampscope.capture.loop_state.held_state import Held
+from ampscope.capture.loop_state.held_state import HeldTensor
 from ampscope.capture.step import gradients, verdict
 from ampscope.capture.torch_support.models import Models
 from ampscope.trace.schema import StateKind, Trigger
@@ -66,6 +66,6 @@ def test_what_a_fused_optimizer_saw_is_told_by_its_norms() -> None:
     ],
 )
 def test_what_gradients_do_not_tell(loss: float, poisoned: list[StateKind], trigger: Trigger | None) -> None:
-    held = [Held(kind, "norm.running_mean", "", torch.tensor(math.nan)) for kind in poisoned]
+    held = [HeldTensor(kind, "norm.running_mean", "", torch.tensor(math.nan)) for kind in poisoned]
     bad = verdict.of_what_gradients_hide(attempted(loss=loss)[0], held)
     assert (bad.trigger if bad else None) is trigger

@@ -1,4 +1,4 @@
-"""Where capture turns a tensor into a number of the host's, it makes the training wait: each place has its reason."""
+"""Where capture, or a form of a call, makes a number of a tensor, the training waits: each place has its reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from tests.support.paths import ROOT
 
-CAPTURE = ROOT / "ampscope" / "capture"
+CAPTURE, CURES = ROOT / "ampscope" / "capture", ROOT / "ampscope" / "cures"
+#: What runs in a training process.
+FILES = [*CAPTURE.rglob("*.py"), *CURES.glob("*.py"), *CURES.glob("forms/*.py")]
 #: Methods and functions that give the host what a tensor holds.
 _READS = frozenset({"item", "tolist", "is_nonzero", "nonzero", "equal", "allclose", "cpu", "numpy"})
 _CASTS = frozenset({"bool", "int", "float"})
@@ -29,7 +31,7 @@ WAITS: dict[str, str] = {
     "events.py known_number": ON_HOST,
     "events.py scale": REPLAYED,
     "rerun/fidelity.py compared": ON_HOST,
-    "rerun/step_replay.py _mean_loss": REPLAYED,
+    "rerun/engine.py _mean_loss": REPLAYED,
     "tape/fingerprints.py alike": REPLAYED,
     "tape/fingerprints.py _differ_little": REPLAYED,
     "isolation/device_asserts.py _check": REPLAYED,
@@ -45,7 +47,7 @@ WAITS: dict[str, str] = {
     "heal/optimizer_state.py _overflowing": AHEAD,
     "heal/optimizer_state.py mend_state": AHEAD,
     "heal/optimizer_state.py _keeps_pace": AHEAD,
-    "checks/loss_spikes.py _trials": REPLAYED,
+    "checks/loss_spikes.py asks": REPLAYED,
     "checks/second_look.py _stands_still": REPLAYED,
     "checks/loss_spikes.py _shares": REPLAYED,
     "checks/audit_reference.py read": AUDITED,
@@ -60,14 +62,13 @@ WAITS: dict[str, str] = {
     "checks/lost_gradients.py note": "a loss of several elements, in the few steps that are looked at",
     "loop_state/state_watch.py _counts": REPLAYED,
     "loop_state/state_watch.py _is_finite": ARRIVED,
-    "checks/update_drift.py look": HELD,
-    "checks/update_drift.py evidence": HELD,
-    "checks/update_drift.py is_lost": HELD,
+    "checks/still_updates.py look": HELD,
+    "loop_state/stillness.py evidence": HELD,
     "checks/still_updates.py _still": HELD,
-    "checks/still_updates.py _look": HELD,
+    "checks/still_updates.py _asks": HELD,
     "checks/still_updates.py _same_as_before": HELD,
-    "loop_state/still_averages.py is_lost": REPLAYED,
-    "loop_state/still_averages.py described": REPLAYED,
+    "loop_state/stillness.py is_lost": REPLAYED,
+    "loop_state/stillness.py described": REPLAYED,
     "step/scaler_history.py _copy": ON_HOST,
     "step/scaler_history.py scaler_joined": RARE,
     "torch_support/optimizer_view.py steps_made": RARE,
@@ -99,7 +100,7 @@ WAITS: dict[str, str] = {
     "tracing/headroom.py note": ON_HOST,
     "tracing/selection.py rows": ON_HOST,
     "tracing/traced_rows.py _shape_columns": ON_HOST,
-    "usage/followed_values.py _equal_elements": "asked only where that does not wait",
+    "usage/followed_values.py _equal_elements": "where that does not wait, and of a few sums within a run",
     "usage/gradient_edits.py _number_read": "the loop has read it",
     "usage/gradient_scales.py _all_zero": RARE,
     "usage/call_order.py _number": RARE,
@@ -110,13 +111,16 @@ NO_TENSORS = frozenset(
     for file, functions in {
         "heal/in_force.py": "resumed_of_scaler _resumed_change",
         "heal/rank_agreement.py": "together",
-        "heal/form_cures.py": "form_of _form_from_logits",
         "torch_support/dynamo.py": "graphs_compiled",
-        "changes/half_range.py": "fits _numbers survivor _scaling",
-        "changes/safe_operands.py": "instead bound_of_exponential _factor",
-        "changes/log_softmax.py": "_beside _of_one _summed log_after",
-        "changes/failure.py": "smallest_normal power_of_ten",
-        "changes/reductions.py": "_along",
+        "catalogue.py": "read_form",
+        "forms/bounds.py": "_factor _power_of_ten bound_of_exponential instead read",
+        "forms/constants.py": "_numbers fits read",
+        "forms/exponentials.py": "_beside",
+        "forms/log_versions.py": "_of_one _summed log_after",
+        "forms/logarithms.py": "_made_at",
+        "forms/products.py": "_scaling",
+        "forms/safe_where.py": "_safe_operand _write _write_named instead read",
+        "forms/variance.py": "_along",
         "isolation/memory.py": "_free room _left_in _kilobytes",
         "checks/audit_reference.py": "draws_numbers",
         "loop_state/between_steps.py": "made_of_carried",
@@ -144,10 +148,11 @@ NO_TENSORS = frozenset(
 
 def reads() -> Iterator[str]:
     """Each function that may read a tensor, by its file and name."""
-    for file in sorted(CAPTURE.rglob("*.py")):
+    for file in FILES:
         for function in ast.walk(ast.parse(file.read_text())):
             if isinstance(function, ast.FunctionDef) and any(map(_is_read, ast.walk(function))):
-                yield f"{file.relative_to(CAPTURE).as_posix()} {function.name}"
+                room = CAPTURE if file.is_relative_to(CAPTURE) else CURES
+                yield f"{file.relative_to(room).as_posix()} {function.name}"
 
 
 def _is_read(node: ast.AST) -> bool:

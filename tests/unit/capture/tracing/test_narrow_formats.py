@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampscope.capture.tracing.exponent_histogram import SAMPLE, Histogram, Samples, width
+from ampscope.capture.tracing.exponent_histogram import SAMPLE, ExponentHistogram, Samples, width
 from ampscope.trace.schema import BLOCK, BLOCK_FALLS, TOP_VALUES
 
 
-def seen(*tensors: Tensor) -> dict[int, Histogram]:
+def seen(*tensors: Tensor) -> dict[int, ExponentHistogram]:
     samples = Samples(torch.device("cpu"), width(tensors[0]), len(tensors), for_formats=True)
     for number, tensor in enumerate(tensors):
         samples.add(number, tensor, tensor)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ampscope.capture.tracing.dataflow import Dataflow, Outputs
+from ampscope.capture.tracing.dataflow import Dataflow, StepOutputs
 from ampscope.capture.tracing.executions import Made
 from ampscope.capture.tracing.traced_rows import rows
 
 
 def test_what_may_still_be_written_is_measured_when_it_is_read() -> None:
-    outputs, awaited, unread = Outputs(full=False), torch.zeros(4), torch.zeros(4)
+    outputs, awaited, unread = StepOutputs(full=False), torch.zeros(4), torch.zeros(4)
     outputs.add_late(Made(0, (4,)), [awaited])
     outputs.add_late(Made(1, (4,)), [unread])
     awaited.fill_(5.0)  # as another rank does, some time after the op has returned

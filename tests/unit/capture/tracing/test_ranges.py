@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ampscope.capture.tracing.headroom import Outlook, Ranges
-from ampscope.capture.tracing.sites import Point, Signature, Sites
+from ampscope.capture.tracing.headroom import Outlook, SampledRanges
+from ampscope.capture.tracing.sites import Signature, SiteKey, Sites
 from ampscope.trace.schema import Phase
 from tests.support.training.injuries.interrupting import Interrupting
 
@@ -22,9 +22,9 @@ def looked(
 ) -> Outlook:
     """What the last of some samples says, each a step and a largest value."""
     sites = Sites(FIRST, str)
-    ranges = Ranges(sites)
-    sites.number(Point("aten.arange.default", phase=Phase.FORWARD, outputs=Signature((torch.int64,), ((1,),))))
-    number = sites.number(Point("aten.mm.default", phase=phase, outputs=Signature((dtype,), ((1,),))))
+    ranges = SampledRanges(sites)
+    sites.number(SiteKey("aten.arange.default", phase=Phase.FORWARD, outputs=Signature((torch.int64,), ((1,),))))
+    number = sites.number(SiteKey("aten.mm.default", phase=phase, outputs=Signature((dtype,), ((1,),))))
     outlook = Outlook()
     for step, high in samples:
         outlook = ranges.note(step, np.array([FIRST, number]), np.array([0.0, low]), np.array([1e9, high]))
@@ -67,9 +67,9 @@ def test_what_is_near_either_end_is_close() -> None:
 
 def test_a_site_that_did_not_run_is_compared_with_when_it_did() -> None:
     sites = Sites(0, str)
-    ranges = Ranges(sites)
+    ranges = SampledRanges(sites)
     for name in ("a", "b"):
-        sites.number(Point(name, phase=Phase.FORWARD, outputs=Signature((torch.float16,), ((1,),))))
+        sites.number(SiteKey(name, phase=Phase.FORWARD, outputs=Signature((torch.float16,), ((1,),))))
     for step, site, high in [(0, 0, 16.0), (1, 1, 1.0), (8, 0, 4096.0)]:
         outlook = ranges.note(step, np.array([site]), np.array([0.0]), np.array([high]))
     assert outlook.steps_left == pytest.approx(4.0, rel=1e-3)
@@ -77,11 +77,11 @@ def test_a_site_that_did_not_run_is_compared_with_when_it_did() -> None:
 
 def test_a_place_is_followed_whatever_its_shapes_and_however_long() -> None:
     sites = Sites(0, str)
-    ranges = Ranges(sites)
+    ranges = SampledRanges(sites)
     for step in range(0, 400, 2):
         shape = (1 + step % 6,)
         gives = Signature((torch.float16,), (shape,))
-        number = sites.number(Point("aten.mm.default", phase=Phase.FORWARD, outputs=gives))
+        number = sites.number(SiteKey("aten.mm.default", phase=Phase.FORWARD, outputs=gives))
         ranges.note(step, np.array([number]), np.array([0.0]), np.array([2.0 ** (step / 40)]))
     (ahead,) = ranges.ahead()
     assert ahead.forecast is not None
@@ -92,8 +92,8 @@ def test_a_place_is_followed_whatever_its_shapes_and_however_long() -> None:
 @pytest.mark.parametrize("op", ["aten._softmax.default", "aten.sigmoid.default", "aten.full.default", "input"])
 def test_what_cannot_grow_is_not_followed(op: str) -> None:
     sites = Sites(0, str)
-    ranges = Ranges(sites)
-    sites.number(Point(op, phase=Phase.FORWARD, outputs=Signature((torch.float16,), ((1,),))))
+    ranges = SampledRanges(sites)
+    sites.number(SiteKey(op, phase=Phase.FORWARD, outputs=Signature((torch.float16,), ((1,),))))
     for step in range(0, 400, 20):
         ranges.note(step, np.array([0]), np.array([0.0]), np.array([2.0 ** (step / 40)]))
     assert ranges.ahead() == []
@@ -104,9 +104,9 @@ def test_what_interrupts_it_leaves_no_site_half_described() -> None:
 
     def interrupted(line: int) -> tuple[list[Outlook], Interrupting]:
         sites = Sites(0, str)
-        ranges, interrupting = Ranges(sites), Interrupting(line, _preempt, "Ranges._describe")
+        ranges, interrupting = SampledRanges(sites), Interrupting(line, _preempt, "SampledRanges._describe")
         for name, dtype in (("a", torch.float16), ("b", torch.bfloat16), ("c", torch.float16)):
-            sites.number(Point(name, phase=Phase.FORWARD, outputs=Signature((dtype,), ((1,),))))
+            sites.number(SiteKey(name, phase=Phase.FORWARD, outputs=Signature((dtype,), ((1,),))))
         site, low = np.arange(3), np.zeros(3)
         with contextlib.suppress(InterruptedError), interrupting:
             ranges.note(0, site, low, np.array([1.0, 2.0, 3.0]))
@@ -122,7 +122,7 @@ def test_what_interrupts_it_leaves_no_site_half_described() -> None:
 
 
 def test_no_number_of_a_site_is_given_twice_where_one_was_interrupted() -> None:
-    points = [Point(name, phase=Phase.FORWARD, outputs=Signature((torch.float16,), ((1,),))) for name in "ab"]
+    points = [SiteKey(name, phase=Phase.FORWARD, outputs=Signature((torch.float16,), ((1,),))) for name in "ab"]
     line, run = 0, Interrupting(0, _preempt, "Sites.number")
     while run.where is not None or not line:
         line += 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ampscope.capture.tracing.selection import Filters, Selection
-from ampscope.capture.tracing.sites import Point, Sites
+from ampscope.capture.tracing.sites import SiteKey, Sites
 from ampscope.trace.files.arrow_arrays import ColumnBlock
 from ampscope.trace.files.journal import to_batch
 from ampscope.trace.schema import EdgeRow, Node, OpRow, Phase, Table
@@ -38,7 +38,7 @@ FIRST = 3
 def traced(filters: Filters) -> tuple[Selection, list[OpRow], list[EdgeRow]]:
     sites = Sites(FIRST, str)
     for each in STEP:
-        sites.number(Point(each.op, each.module, Phase.FORWARD, name=each.name))
+        sites.number(SiteKey(each.op, each.module, Phase.FORWARD, name=each.name))
     selection = Selection(sites)
     selection.filters = filters
     ops = [OpRow(0, "live", seq, 0, FIRST + seq, 0, 4) for seq in range(len(STEP))]

@@ -10,7 +10,7 @@ import pytest
 from ampscope import open_run
 from ampscope.analysis.precision.ranges.heat_map import Measure, View, heat_map
 from ampscope.analysis.precision.ranges.measured import measured_places
-from ampscope.analysis.precision.ranges.places import Group
+from ampscope.analysis.precision.ranges.places import ValueKind
 from ampscope.report.figures.heat_map_figure import FULL, GROUPS, MEASURES, HeatFigure, heat_figure
 from ampscope.trace.schema import Source
 from tests.support.trace_builder import TraceBuilder
@@ -26,7 +26,7 @@ def figure(folder: Path, view: View | None = None) -> HeatFigure:
 
 def test_every_choice_has_words() -> None:
     assert set(MEASURES) == set(Measure)
-    assert set(GROUPS) == set(Group)
+    assert set(GROUPS) == set(ValueKind)
 
 
 def test_a_cell_says_what_is_closest_and_how_close(run_folder: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ampscope.analysis.arrays import Curve
-from ampscope.analysis.overview.overview import GroupCurve, Moment, Overview
+from ampscope.analysis.overview.overview import GroupCurve, Milestone, Overview
 from ampscope.analysis.scale.scale_history import ScaleHistory
 from ampscope.analysis.scale.what_if import ScalerRules, WhatIf
 from ampscope.report.diagnosis_words import clipped_norm
@@ -98,7 +98,7 @@ def test_a_flat_curve_on_a_logarithmic_axis_has_round_labels() -> None:
 
 
 def test_a_step_with_a_mark_is_on_the_axis() -> None:
-    moments = [Moment(step=90, kind=ScalerAction.STATE_SAVED, text="")]
+    moments = [Milestone(step=90, kind=ScalerAction.STATE_SAVED, text="")]
     history = ScaleHistory(steps=2, log2_scale=Curve(steps=(10, 11), values=(3.0, 4.0)))
     stack = scale_stack(history, moments, marked=11)
     assert (stack.axis.low, stack.axis.high, stack.marked) == (10, 90, 11)

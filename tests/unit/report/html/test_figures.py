@@ -12,7 +12,7 @@ import pytest
 from ampscope.analysis.arrays import Curve
 from ampscope.analysis.overview.overview import Overview
 from ampscope.analysis.results import Incident, Operand, PathNode, Tried
-from ampscope.analysis.step_graph import Closeup
+from ampscope.analysis.step_graph import IncidentSurroundings
 from ampscope.report.figures.magnitudes_figure import magnitudes
 from ampscope.report.figures.path_graph import path_graph
 from ampscope.report.figures.stack import Lane, Stack, Symbol
@@ -36,7 +36,7 @@ def draw_magnitudes(operands: Sequence[Operand], tried: Sequence[Tried] = ()) ->
     return magnitudes_html(magnitudes(operands, tried))
 
 
-def draw_path(incident: Incident, seen: Closeup) -> str:
+def draw_path(incident: Incident, seen: IncidentSurroundings) -> str:
     return path_graph_html(path_graph(incident, seen))
 
 
@@ -93,32 +93,34 @@ class TestMagnitudes:
 
 class TestPath:
     def test_forward_leads_to_the_right_and_backward_to_the_left(self) -> None:
-        drawn = draw_path(_incident(_node("a"), _node("b"), _node("b", phase="backward"), _sink("gradient")), Closeup())
+        drawn = draw_path(
+            _incident(_node("a"), _node("b"), _node("b", phase="backward"), _sink("gradient")), IncidentSurroundings()
+        )
         forward, backward = drawn.index('amp-flow forward"'), drawn.index('amp-flow backward"')
         assert forward < drawn.index("origin") < backward < drawn.index("reached")
 
     def test_a_long_chain_is_folded_and_counted_and_still_there(self) -> None:
-        drawn = draw_path(_incident(*(_node(f"block{number}") for number in range(20))), Closeup())
+        drawn = draw_path(_incident(*(_node(f"block{number}") for number in range(20))), IncidentSurroundings())
         assert "15 more ops in 15 modules" in drawn
         assert all(f"block{number}<" in drawn for number in range(20))
 
     def test_many_ops_of_one_module_are_folded(self) -> None:
-        drawn = draw_path(_incident(*(_node("block") for _ in range(9))), Closeup())
+        drawn = draw_path(_incident(*(_node("block") for _ in range(9))), IncidentSurroundings())
         assert "6 more ops" in drawn
         assert drawn.count("<header>") == 1
 
     def test_the_models_own_code_is_told_from_code_outside(self) -> None:
-        drawn = draw_path(_incident(_node("", module_type="GPT"), _node("")), Closeup())
+        drawn = draw_path(_incident(_node("", module_type="GPT"), _node("")), IncidentSurroundings())
         assert drawn.index("GPT") < drawn.index("outside the watched modules")
 
     def test_what_the_loop_carries_is_called_so_once(self) -> None:
         state = replace(_sink("carried_after"), name="carried tensor 2")
-        drawn = draw_path(_incident(_node("a"), state), Closeup())
+        drawn = draw_path(_incident(_node("a"), state), IncidentSurroundings())
         assert "after: carried tensor 2" in drawn
         assert drawn.count("carried") == drawn.count("carried tensor 2") + drawn.count("carried_after")
 
     def test_without_a_path_there_is_no_picture(self) -> None:
-        assert draw_path(_incident(), Closeup()) == ""
+        assert draw_path(_incident(), IncidentSurroundings()) == ""
 
 
 class TestTimeline:

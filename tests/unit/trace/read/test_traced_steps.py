@@ -14,7 +14,7 @@ import pytest
 from ampscope.analysis.tables.traced_steps import TracedStep, traced_steps
 from ampscope.trace.files import parquet_part
 from ampscope.trace.files.layout import list_table, table_folder
-from ampscope.trace.files.parquet_part import KEY, StepRows, read_index
+from ampscope.trace.files.parquet_part import KEY, ExecutionRows, read_index
 from ampscope.trace.read.run import open_run
 from ampscope.trace.read.table_scan import Scan
 from ampscope.trace.schema import Source, Table
@@ -29,7 +29,7 @@ TRACED = tuple(
     for source, rows in zip((Source.LIVE, Source.REPLAY), counts, strict=True)
     if rows
 )
-ROWS = {StepRows(one.step, one.source, one.rows) for one in TRACED}
+ROWS = {ExecutionRows(one.step, one.source, one.rows) for one in TRACED}
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from ampscope import open_run
 from ampscope.analysis.precision.ranges.heat_map import HeatMap, HeatRow, Measure, View, groups, heat_map
 from ampscope.analysis.precision.ranges.measured import MeasuredRun, measured_places
-from ampscope.analysis.precision.ranges.places import ALL, Group
+from ampscope.analysis.precision.ranges.places import ALL, ValueKind
 from ampscope.trace.schema import Node, Phase, ReplayStatus, Source
 from tests.support.trace_builder import TraceBuilder
 from tests.support.verdicts.growing import RATE, UNMEASURED, growing
@@ -103,7 +103,7 @@ def test_near_is_what_warnings_call_near(run_folder: Path) -> None:
     seen = heat_map(found)
     assert row(seen, "a").near.tolist() == [True, True, True]
     assert row(seen, "b").near.tolist() == [False, False, False]
-    assert not heat_map(found, View(group=Group.BACKWARD)).rows[0].near.any()  # a loss scale makes room by itself
+    assert not heat_map(found, View(group=ValueKind.BACKWARD)).rows[0].near.any()  # a loss scale makes room by itself
 
 
 def test_what_overflowed_is_marked_at_its_step(run_folder: Path) -> None:
@@ -159,12 +159,12 @@ def test_groups_tell_what_kind_of_values_a_place_holds(run_folder: Path) -> None
     for op, name in nodes:
         trace.op(trace.site(op, name=name, in_dtypes=()), step=5, source=Source.LIVE, **UNMEASURED)
     found = measured(trace.close())
-    assert groups(found) == tuple(Group)
+    assert groups(found) == tuple(ValueKind)
     by_op = {each.place.op: each.place.group for each in found.places if each.place.is_node}
-    assert by_op[Node.GRADIENT] == Group.GRADIENTS
-    assert by_op[Node.STATE_AFTER] == Group.STATE
-    assert by_op[Node.INPUT] == Group.FORWARD
-    assert by_op[Node.PARAMETER] == Group.WEIGHTS
+    assert by_op[Node.GRADIENT] == ValueKind.GRADIENTS
+    assert by_op[Node.STATE_AFTER] == ValueKind.STATE
+    assert by_op[Node.INPUT] == ValueKind.FORWARD
+    assert by_op[Node.PARAMETER] == ValueKind.WEIGHTS
 
 
 def test_a_run_without_traced_ops_has_an_empty_map(run_folder: Path) -> None:

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from ampscope.analysis.replay.compare.compare_results import Comparison, Divergence, Kind, Likeness, parted_in_words
+from ampscope.analysis.replay.compare.compare_results import (
+    Comparison,
+    DifferenceKind,
+    Divergence,
+    Likeness,
+    parted_in_words,
+)
 from ampscope.analysis.replay.compare.comparison import compare
 from ampscope.analysis.replay.compare.sides import chosen
 from ampscope.errors import AmpscopeError
@@ -74,7 +80,7 @@ def test_what_is_apart_may_be_farther_apart_later(tmp_path: Path) -> None:
 @pytest.mark.parametrize("peak", [math.nan, math.inf])
 def test_what_is_not_finite_in_one_is_told_with_its_op(tmp_path: Path, peak: float) -> None:
     found = against(tmp_path, (4.0, 4.0, 4.0), (4.0, peak, peak))
-    assert found.differences[0].kind is Kind.NONFINITE
+    assert found.differences[0].kind is DifferenceKind.NONFINITE
     assert "mm in fc is not finite in B, and finite in A" in found.differences[0].text
     assert found.first_divergence is not None
     assert (found.first_divergence.seq, found.first_divergence.error) == (2, math.inf)
@@ -101,7 +107,7 @@ def test_the_same_that_is_not_finite_is_the_same(tmp_path: Path, peak: float) ->
 
 def test_what_follows_from_a_root_is_not_told_again(tmp_path: Path) -> None:
     found = against(tmp_path, (4.0,) * 6, (4.0, 6.0, 7.0, 8.0, 9.0, 10.0))
-    told = [each for each in found.differences if each.kind is Kind.VALUE]
+    told = [each for each in found.differences if each.kind is DifferenceKind.VALUE]
     assert [(each.count, each.step) for each in told] == [(1, 0)]
     assert found.first_divergence is not None
     assert found.first_divergence.seq == 2
@@ -156,7 +162,7 @@ def test_operands_that_come_from_elsewhere_are_told(tmp_path: Path) -> None:
         step.op("exp", reads=written[reads])
         step.close()
     first = compare(tmp_path / "one", tmp_path / "other").differences[0]
-    assert (first.kind, first.op) == (Kind.OPERANDS, "aten.exp.default")
+    assert (first.kind, first.op) == (DifferenceKind.OPERANDS, "aten.exp.default")
     assert "something else is connected to it" in first.text
 
 
@@ -193,9 +199,9 @@ def test_a_scaler_that_one_alone_has_is_another_loss_scale(tmp_path: Path) -> No
         (compare(*runs), "1,024 in A and none (as 1) in B"),
         (compare(*runs[::-1]), "none (as 1) in A"),
     ):
-        assert found.differences[0].kind is Kind.SCALE
+        assert found.differences[0].kind is DifferenceKind.SCALE
         assert words in found.differences[0].text
-        assert Kind.OP not in {each.kind for each in found.differences}
+        assert DifferenceKind.OP not in {each.kind for each in found.differences}
         assert found.first_divergence is not None
         assert found.first_divergence.op == "aten.full.default"
         assert found.first_divergence.error == pytest.approx(1 - 1 / 1024)
@@ -204,7 +210,7 @@ def test_a_scaler_that_one_alone_has_is_another_loss_scale(tmp_path: Path) -> No
 def test_a_scale_of_1_is_as_none(tmp_path: Path) -> None:
     found = compare(scaled(tmp_path / "one", 1.0), scaled(tmp_path / "other", None))
     assert (found.likeness, found.first_divergence) == (Likeness.WITHIN_TOLERANCE, None)
-    assert [each.kind for each in found.differences] == [Kind.SCALE]
+    assert [each.kind for each in found.differences] == [DifferenceKind.SCALE]
 
 
 def test_the_first_divergence_has_the_numbers_of_its_own_op(tmp_path: Path) -> None:
@@ -340,7 +346,7 @@ def test_two_models_that_have_nothing_in_common_are_told_in_no_time(tmp_path: Pa
     began = time.perf_counter()
     found = compare(tmp_path / "one", tmp_path / "other")
     assert time.perf_counter() - began < 20
-    assert {each.kind for each in found.differences[:2]} == {Kind.MODULE}
+    assert {each.kind for each in found.differences[:2]} == {DifferenceKind.MODULE}
     assert [each.module for each in found.differences[:2]] == ["b", "a"]
 
 

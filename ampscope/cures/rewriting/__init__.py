@@ -1,0 +1,1 @@
+"""The user's statements are parsed, and changed at the places of their parts; nothing is run."""

@@ -1,1 +1,0 @@
-"""Healed loops that are not the one of the recipe."""

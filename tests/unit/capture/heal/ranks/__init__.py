@@ -1,1 +1,0 @@
-"""Healing on several ranks."""

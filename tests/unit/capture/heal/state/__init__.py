@@ -1,1 +1,0 @@
-"""State that is poisoned, kept beside the weights: by modules, and by optimizers."""

@@ -1,1 +1,0 @@
-"""Tests of what a replay copies, keeps and puts back."""
