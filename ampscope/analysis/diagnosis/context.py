@@ -173,13 +173,17 @@ class Context:
     def cause_without_origin(self, row: IncidentRow, tried: Sequence[Tried] = ()) -> Cause:
         """Returns the cause of a bad step of which no trace shows an origin, as far as one can be told.
 
-        A skip that could not be run again is harmless where a smaller scale was all that the next steps took.
+        Skips that could not be run again are harmless where a smaller scale was all that the next steps took. One by
+        itself tells too little of the scale to name it: any bad batch looks the same.
         """
         if row.replay == ReplayStatus.NOT_REPRODUCED:
             return Cause.COMPILED_ONLY if Evidence.of(row).compiled and not _varies(tried) else Cause.UNKNOWN
         if row.replay == ReplayStatus.UNAVAILABLE and row.scale is not None:
             run = self.calibration(row)
-            return run.benign_cause if run is not None and run.recovered else Cause.UNKNOWN
+            if run is None or not run.recovered:
+                return Cause.UNKNOWN
+            outgrown = run.benign_cause is Cause.BENIGN_SCALE_ADJUSTMENT
+            return Cause.BENIGN_SINGLE_SKIP if outgrown and run.is_single else run.benign_cause
         return Cause.UNKNOWN
 
 

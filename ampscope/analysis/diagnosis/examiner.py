@@ -219,7 +219,9 @@ class Examiner:
         lost = reduced if reduced is not None and reduced.overflows else None
         lead = "It was lost on the way to the other ranks" if lost else "The origin is not known"
         advice = (wider_reduction(by_hook=bool(lost.hook)),) if lost else ()
-        reason = Observed(sentence=f"{lead}: {why}.", advice=advice)
+        reason: Reason = Observed(sentence=f"{lead}: {why}.", advice=advice)
+        if cause is Cause.BENIGN_SINGLE_SKIP:
+            reason = Unexplained(why=why)
         phase = Phase.FORWARD if row.trigger == Trigger.NONFINITE_LOSS else Phase.BACKWARD
         incident = incident_at(cause, row.step, phase, told=Occurrence(reason=reason), row=row, rank=self._rank)
         return Examined(replace(incident, tried=self._tried.get((row.step, row.optimizer), ())), reason)

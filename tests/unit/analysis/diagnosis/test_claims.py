@@ -237,6 +237,23 @@ def test_one_skip_that_is_not_explained_is_told_calmly(
     assert causes == {Cause.BENIGN_SINGLE_SKIP if calm else Cause.UNKNOWN}
 
 
+@pytest.mark.parametrize(
+    ("skips", "cause"), [([25], Cause.BENIGN_SINGLE_SKIP), ([25, 26], Cause.BENIGN_SCALE_ADJUSTMENT)]
+)
+def test_one_skip_that_was_not_run_again_says_nothing_of_the_scale(
+    skips: list[int], cause: Cause, run_folder: Path
+) -> None:
+    trace = TraceBuilder(run_folder)
+    for step in range(31):
+        trace.step(scale=2.0 ** (10 - sum(step > skip for skip in skips)), skipped=step in skips)
+    for step in skips:
+        trace.incident(step=step, replay=ReplayStatus.UNAVAILABLE, replay_reason="the step's tape took too much memory")
+    diagnosis = diagnose(trace.close())
+    assert diagnosis.verdict is Verdict.HEALTHY
+    assert {each.cause for each in diagnosis.incidents} == {cause}
+    assert all(("took too much memory" in each.explanation) == (len(skips) == 1) for each in diagnosis.incidents)
+
+
 # -- a loss scale as a number ---------------------------------------------------------------------------------------
 
 
