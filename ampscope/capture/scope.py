@@ -235,8 +235,15 @@ class Scope(Configurable):
         ):
             return None
         number, guard = self._recorder.next_scaler + len(self._scalers), self._guard("the scaler's history")
-        self._scalers.append(ScalerWatch(scaler, number, self._steps, guard, self._home))
-        return self._scalers[-1]
+        watch = ScalerWatch(scaler, number, self._steps, guard, self._home)
+        self._scalers.append(watch)  # before it joins: what comes in between, a signal, leaves nothing to stay for ever
+        try:
+            watch.join()
+        except BaseException:
+            watch.leave()
+            self._scalers.remove(watch)
+            raise
+        return watch
 
     def succeeded(self, folder: Path) -> None:
         """Ends the run because a newer scope of this process watches the same models, or records into its folder."""

@@ -89,7 +89,9 @@ def leave(scaler: Any, listener: ScalerListener) -> None:
         watched = _found(scaler)
         if watched is not None and watched.present.leave(listener):
             del _watched[id(scaler)]
-        while _methods and not any(each.scaler() is not None for each in _watched.values()):
+        while _methods and not any(
+            each.scaler() is not None and each.present.everywhere() for each in _watched.values()
+        ):
             (kind, name), method = _methods.popitem()
             if vars(kind).get(name) is method.ours:  # nobody has put something around it, or taken it away
                 setattr(kind, name, method.original)

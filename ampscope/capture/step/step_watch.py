@@ -396,9 +396,13 @@ class ScalerWatch:
         self._number = number
         self._steps = steps
         self._guard = guard
+        self._home = home
         self._stepping = False
-        scaler_calls.join(scaler, self, home)
-        steps.scaler_joined(JoinedScaler(scaler, number, self._place()))
+
+    def join(self) -> None:
+        """Hears of the scaler's calls from now on, and tells the run of it."""
+        scaler_calls.join(self.scaler, self, self._home)
+        self._steps.scaler_joined(JoinedScaler(self.scaler, self._number, self._place()))
 
     def leave(self) -> None:
         """Leaves the scaler; the last to watch it gives it its own class back."""

@@ -145,8 +145,10 @@ def suffered(injection: Injection, unwatched: dict[str, dict[str, bytes]], folde
 
 
 def _left(injection: Injection, before: tuple[Any, Any]) -> str:
-    after = installed(), settings()
-    return "" if after == before else f"{injection}: it leaves {after}, was {before}"
+    (now, under), (at_rest, at_first) = (installed(), settings()), before
+    left = [name for name, value in now.items() if value != at_rest[name]]
+    changed = "" if under == at_first else f"settings {under}, were {at_first}"
+    return f"{injection}: it leaves {left} {changed}" if left or changed else ""
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -25,6 +25,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampscope
+from ampscope.capture.hooks.scaler_calls import is_watched
+from ampscope.capture.step.step_watch import ScalerWatch
 from ampscope.capture.torch_support import torch_private
 from ampscope.trace.schema import EventKind, Table
 from tests.support.training.guarded_training import leave_nothing
@@ -259,6 +261,19 @@ def test_a_loop_that_goes_on_stays_watched(within: str, tmp_path: Path) -> None:
     assert all(map(torch.equal, weights, long_training(left_out)))
     run = ampscope.open_run(tmp_path / "run")
     assert not run.rows(Table.EVENTS, kind=EventKind.WARNING)
+
+
+def test_a_scaler_whose_joining_is_interrupted_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scaler, other, x = make_scaler(), make_scaler(), torch.ones(BATCH, WIDTH)
+    model = nn.Linear(WIDTH, WIDTH)
+    with watched(model, tmp_path / "run"):
+        with monkeypatch.context() as patch, pytest.raises(Preempted):
+            patch.setattr(ScalerWatch, "_place", lambda _: signalled())
+            scaler.scale(model(x).sum())
+        other.scale(model(x).sum())
+        assert is_watched(other)
+    assert not is_watched(scaler)
+    assert installed() == AT_REST
 
 
 def finalisers_in(folder: Path) -> list[str]:
