@@ -19,6 +19,7 @@ from ampscope.analysis.causes.usage_forms import (
 )
 from ampscope.analysis.results import Diagnosis, Finding, Incident, Remedy, SourceLine
 from ampscope.analysis.usage.loop_edits import diff_of
+from ampscope.trace.schema import UNMEASURED
 from ampscope.trace.vocabulary import Cause, MistakeForm, Severity
 
 _NO_FORM = FormEntry()
@@ -79,23 +80,49 @@ def _in_framework(cause: Cause, form: MistakeForm | None) -> dict[str, Remedy]:
 
 
 _GROWS_WITH_SCALE = explained(Cause.MISUSE_NO_UNSCALE, MistakeForm.LOSS_OF_SCALED_GRADIENTS)
-
+_CASTS_AND_BACK = FORMS[MistakeForm.CAST_AND_BACK].sentence.partition("{")[0]
+_STATE = frozenset({Cause.BAD_BUFFER, Cause.BAD_WEIGHT})
 
 #: Causes of skipped steps by the scale alone.
 _OF_SCALE = frozenset({Cause.SCALE_OVERFLOW, Cause.BENIGN_INITIAL_CALIBRATION, Cause.BENIGN_SCALE_ADJUSTMENT})
 
 
 def of_mistakes(incidents: Iterable[Incident], mistakes: Sequence[Finding]) -> list[Incident]:
-    """The incidents; a loss scale that is too large for a loss that grows with it, with the mistake that makes it so.
+    """The incidents, with the mistake that made one so.
 
-    Neither a smaller loss nor a smaller scale is the remedy there, but the one of the mistake. Steps that are skipped
-    for what an earlier one has left in the gradients say nothing of the scale.
+    Of a loss scale that is too large for a loss that grows with it, neither a smaller loss nor a smaller scale is the
+    remedy, but the one of the mistake. State that a step found infinite has overflowed where a line cast the model to
+    float16 and back since the step before. Steps that are skipped for what an earlier one has left in the gradients say
+    nothing of the scale.
     """
     kept = min((each.step for each in mistakes if each.cause is Cause.MISUSE_GRADIENTS_KEPT), default=None)
     if kept is not None:
         incidents = [each for each in incidents if each.cause not in _OF_SCALE or each.last_step <= kept]
     growing = [each for each in mistakes if each.explanation.startswith(_GROWS_WITH_SCALE)]
-    return [_of(each, growing) if each.cause is Cause.SCALE_OVERFLOW else each for each in incidents]
+    casts = [each for each in mistakes if each.explanation.startswith(_CASTS_AND_BACK)]
+    narrowed = {each.step + 1: each for each in casts if "float16 is lost" in each.explanation}
+    return [
+        _of(each, growing)
+        if each.cause is Cause.SCALE_OVERFLOW
+        else _of_cast(each, narrowed.get(each.step))
+        if each.cause in _STATE
+        else each
+        for each in incidents
+    ]
+
+
+def _of_cast(incident: Incident, mistake: Finding | None) -> Incident:
+    """The incident, told by the line that cast the model since the step before, if what it found is infinite."""
+    found = incident.outputs[0].statistics if incident.outputs else UNMEASURED
+    is_infinite = bool((found.posinf or 0) + (found.neginf or 0)) and not found.nan
+    if mistake is None or not is_infinite or not incident.path or incident.written_by is not None:
+        return incident
+    why = (
+        f"The {incident.path[0].op} {incident.path[0].name} was infinite when the step first read it. After step "
+        f"{mistake.step:,} this line casts the model to float16, which ends at 65,504: what is larger is infinite from "
+        "then on, also when it is cast back."
+    )
+    return replace(incident, explanation=why, source=mistake.source, remedies=(*mistake.remedies, *incident.remedies))
 
 
 def _of(incident: Incident, growing: Sequence[Finding]) -> Incident:

@@ -6,7 +6,7 @@ import math
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -244,10 +244,14 @@ class WrittenBetween:
         engine: Makes what observes the calls.
         condition: Learns what was found.
         recorder: Where rows go.
+        carried_name: The name of a tensor that the loop is known to carry; empty for any other.
     """
 
-    def __init__(self, engine: RerunEngine, condition: Condition, recorder: Recorder) -> None:
+    def __init__(
+        self, engine: RerunEngine, condition: Condition, recorder: Recorder, carried_name: Callable[[Tensor], str]
+    ) -> None:
         self._recorder = recorder
+        self._carried_name = carried_name
         self._condition = condition
         self._closeups = Closeups(engine, recorder)
         self._still = StillCarried(self._closeups)
@@ -313,10 +317,16 @@ class WrittenBetween:
                 self._condition.given(each.name for each in bad)
                 return
             entry, is_absorbed = traced.call_of(born), bool(provenance.absorbed(graph))
-        elif not any(self._condition.was_finite(each.name) for each in bad):
+        elif not any(self._has_turned(each) for each in bad):
             return
         outcome.seconds = time.perf_counter() - started
         self._note(look, bad, _Born(entry, traced, outcome, is_absorbed))
+
+    def _has_turned(self, result: Result) -> bool:
+        """Whether what is not finite is a carried tensor that was: of a fresh batch, others before it say nothing."""
+        tensor = result.tensor()
+        is_carried = tensor is not None and self._carried_name(tensor) != ""
+        return is_carried and self._condition.was_finite(result.name)
 
     def _note(self, look: _Look, bad: list[Result], born: _Born) -> None:
         above = look.forward is not None and is_above(look.gap.positions[born.entry], look.forward)

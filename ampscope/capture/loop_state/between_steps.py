@@ -24,6 +24,7 @@ from ampscope.capture.tape.step_tape import StepTape
 from ampscope.capture.tape.tape_entry import EarlierResult
 from ampscope.capture.tape.taped_step import TapedStep
 from ampscope.capture.torch_support import call_state, tensor_tree, torch_private
+from ampscope.capture.torch_support.function_names import targets
 from ampscope.capture.torch_support.guard import Guard
 from ampscope.capture.torch_support.modes import Pause
 from ampscope.capture.tracing import light_statistics
@@ -114,7 +115,7 @@ class BetweenSteps:
             name = self._condition.descent.label(tensor) or self._carried.name(tensor)
             if name:
                 gap.names[id(tensor)] = name
-        made = list(tensor_tree.tensors(kwargs.get("out", args[0] if args else None) if entry.in_place else result))
+        made = targets(args, kwargs) if entry.in_place else list(tensor_tree.tensors(result))
         for leaf, tensor in enumerate(made):
             if entry.in_place:
                 self._carried.wrote(tensor)
@@ -224,7 +225,7 @@ class CarriedState(StepObserver):
         self._carried = Carried(partial(buffer_name, models))
         self.averages = Averages(models)
         self._condition = Condition()
-        self._written = WrittenBetween(engine, self._condition, recorder)
+        self._written = WrittenBetween(engine, self._condition, recorder, self._carried.name)
         self._following = Following(models)
         self._moved = MovedWeights(engine, tape, recorder, report)
         learns = self._carried, self.averages, self._condition

@@ -25,7 +25,7 @@ from ampscope.capture.tape.tape_entry import (
 )
 from ampscope.capture.tape.taped_step import gives_gradients
 from ampscope.capture.torch_support import call_state, tensor_tree
-from ampscope.capture.torch_support.function_names import reads_values
+from ampscope.capture.torch_support.function_names import reads_values, targets
 from ampscope.capture.torch_support.torch_private import version_counter
 from ampscope.capture.torch_support.user_line import NOWHERE, user_place
 from ampscope.capture.tracing.light_statistics import stored
@@ -253,13 +253,13 @@ class Gap:
 
     def before_write(self, func: Callable[..., Any], args: Any, kwargs: Any) -> dict[int, Tensor]:
         """Copies of what a function is about to overwrite, as far as it reads it and the copies stay small."""
-        targets = list(tensor_tree.tensors(kwargs.get("out", args[0] if args else None)))
-        size = sum(each.numel() for each in targets)
+        written = targets(args, kwargs)
+        size = sum(each.numel() for each in written)
         is_read = getattr(func, "__name__", "") not in OVERWRITES and self._copied + size <= MOST_COPIED
         self._copied += size * is_read
         originals = self.tape.overwritten_unknown(args, kwargs, is_repeated=is_read)
         if is_read and not torch.is_grad_enabled():
-            originals |= {id(each): each.detach().clone() for each in targets if self._is_new_leaf(each)}
+            originals |= {id(each): each.detach().clone() for each in written if self._is_new_leaf(each)}
         self._held.copied(originals.values())
         return originals
 
@@ -288,7 +288,7 @@ class Gap:
         self._held.called(self.tape.entries)
         self._note_alias(func, args, result)
         if entry.in_place:
-            self._wrote_through_aliases(tensor_tree.tensors(kwargs.get("out", args[0] if args else None)))
+            self._wrote_through_aliases(targets(args, kwargs))
         if entry.in_place and getattr(func, "__name__", "") not in OVERWRITES:
             target = entry.arguments.tensors[0]
             if isinstance(target, OutsideTensor) and target.identity not in originals:

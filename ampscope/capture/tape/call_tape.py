@@ -17,7 +17,6 @@ from ampscope.capture.tape.live_results import (
     LiveResults,
     OutsideTensors,
     in_place_results,
-    targets,
 )
 from ampscope.capture.tape.tape_entry import (
     Arguments,
@@ -33,7 +32,7 @@ from ampscope.capture.tape.tape_entry import (
 from ampscope.capture.torch_support import call_state, tensor_tree
 from ampscope.capture.torch_support.backward_call import backward_roots
 from ampscope.capture.torch_support.call_state import Ambient, RandomState
-from ampscope.capture.torch_support.function_names import dtypes_asked, is_in_place
+from ampscope.capture.torch_support.function_names import dtypes_asked, is_in_place, targets
 from ampscope.capture.torch_support.sharding import local
 from ampscope.capture.torch_support.tensor_tree import HALF
 from ampscope.capture.torch_support.user_line import NOWHERE, Place

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ampscope.capture.tape.tape_entry import EarlierResult, Entry, GradientOf, OutsideTensor
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.function_names import gives_to_python
+from ampscope.capture.torch_support.function_names import gives_to_python, targets
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.torch_private import past_modes, storage_key, version_counter
 
@@ -283,11 +283,6 @@ def _has_memory(tensor: Tensor) -> bool:
 def _owns_its_memory(tensor: Tensor) -> bool:
     """Whether keeping ``tensor`` keeps no more than its own few bytes."""
     return type(tensor) is Tensor and tensor.layout is torch.strided and not tensor._is_view()
-
-
-def targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that an in-place function writes."""
-    return list(tensor_tree.tensors(kwargs.get("out", args[0] if args else None)))
 
 
 def in_place_results(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> list[Tensor]:

@@ -203,7 +203,7 @@ class TapeMode(TorchFunctionMode):
                 if self._pause.on or self._guard.broken or torch_private.functorch_level() is not None:
                     return func(*args, **kwargs)
                 is_loops = True
-                writes = facts.writes or "out" in kwargs
+                writes = facts.writes or kwargs.get("out") is not None
                 if self.after_backward:
                     self._routine.heard(facts.name, sys._getframe(1), writes=writes or facts.assigns_gradient)
                 if writes and self.watcher is not None:
@@ -265,7 +265,7 @@ class TapeMode(TorchFunctionMode):
         """Takes what must be known before a function runs, the generators' states if it draws; None after a fault."""
         try:
             ambient = call_state.ambient_with(self._types, torch.is_grad_enabled())
-            in_place = facts.in_place or facts.writes or "out" in kwargs
+            in_place = facts.in_place or facts.writes or kwargs.get("out") is not None
             if not (in_place or facts.draws or "generator" in kwargs):
                 if kwargs:
                     return _Before(ambient, None, kwargs, _NO_ORIGINALS)
@@ -297,7 +297,7 @@ class TapeMode(TorchFunctionMode):
         try:
             kwargs = before.kwargs
             self._listener.saw_function(func, args, kwargs, result, after_backward=self.after_backward)
-            in_place = facts.in_place or "out" in kwargs
+            in_place = facts.in_place or kwargs.get("out") is not None
             new = in_place or (type(result) is Tensor and args and result is not args[0])
             if not facts.is_of_gradient and (new or self._makes(func, args, kwargs, result)):
                 self.recorded.function_call(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ampscope.capture.torch_support import tensor_tree
-from ampscope.capture.torch_support.function_names import writes_values
+from ampscope.capture.torch_support.function_names import targets, writes_values
 from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.process_group import collectives_so_far
 from ampscope.capture.torch_support.readback import Parcel
@@ -57,8 +57,7 @@ class WeightWrites:
         """The trainable weights that a call of ``func`` is about to write; none for most functions."""
         if not writes_values(func, kwargs):
             return []
-        targets = tensor_tree.tensors(kwargs.get("out", args[0] if args else None))
-        return [weight for weight in map(self._weight, targets) if weight is not None]
+        return [weight for weight in map(self._weight, targets(args, kwargs)) if weight is not None]
 
     def updates(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], weights: list[Tensor]

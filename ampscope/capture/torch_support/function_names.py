@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ampscope.capture.torch_support import tensor_tree
+
 #: Functions that change what backward does with their tensor, and return nothing of use.
 _ATTACHES = frozenset({"register_hook", "retain_grad"})
 
@@ -107,7 +109,13 @@ def facts_of(func: Callable[..., Any]) -> FunctionFacts:
 
 def is_in_place(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     """Whether a torch function overwrites its first argument (or ``out=``), judged by torch's naming convention."""
-    return "out" in kwargs or _is_named_in_place(getattr(func, "__name__", ""))
+    return kwargs.get("out") is not None or _is_named_in_place(getattr(func, "__name__", ""))
+
+
+def targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that a call in place writes: ``out=``, or its first argument where that is left out or None."""
+    out = kwargs.get("out")
+    return list(tensor_tree.tensors(out if out is not None else args[0] if args else None))
 
 
 @cache

@@ -171,7 +171,9 @@ class GradientEdits:
 
     def _written(self, func: Callable[..., Any], name: str, args: Any, kwargs: Any) -> None:
         """Something was overwritten; gradients are looked at more closely."""
-        written = kwargs.get("out", args[0] if args else None)
+        written = kwargs.get("out")
+        if written is None and args:
+            written = args[0]
         source = args[_COPIES[name]] if name in _COPIES and len(args) > _COPIES[name] else None
         dependence = self._values.dependence_of(source) if source is not None else CONSTANT
         if dependence == CONSTANT and name in (*_COPIES, "fill"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import ampscope
 from ampscope.analysis.diagnosis.diagnosis import diagnose
@@ -497,6 +498,29 @@ def test_weights_that_were_in_half_precision_between_two_steps_are_told_with_the
     assert "casts 4 of 4 parameters that are trained to float16" in found.explanation
 
 
+def test_a_buffer_that_a_cast_of_the_model_has_made_infinite_is_told_with_the_line(diagnosed: Diagnosed) -> None:
+    def program(watch: Watch) -> None:
+        norm = nn.BatchNorm1d(8)
+        model, scaling = nn.Sequential(norm, nn.Linear(8, 3)), scaler(2.0**8)
+        assert norm.running_var is not None
+        norm.running_var.fill_(2e5)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        watch(model, scaling)
+        for step in range(6):
+            optimizer.zero_grad()
+            scaling.scale(loss_of(model)).backward()
+            scaled_step(scaling, optimizer)
+            in_half(step, model)
+
+    found = diagnosed(program).primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.step, found.module) == (Cause.BAD_BUFFER, 3, "0")
+    assert found.source is not None
+    assert found.source.code.endswith("# cast here")
+    assert found.explanation.startswith("The buffer 0.running_var was infinite when the step first read it. After")
+    assert "deepcopy" in found.remedies[0].code
+
+
 @pytest.mark.parametrize(
     ("between", "first"),
     [
@@ -574,3 +598,43 @@ def ended(tmp_path: Path, program: Program) -> Diagnosis:
     with pytest.raises((ValueError, AssertionError)), ExitStack() as scopes:
         program(lambda *given: scopes.enter_context(ampscope.watch(*given, dir=tmp_path / "run", quiet=True)))
     return diagnose(tmp_path / "run")
+
+
+def _collated(samples: Tensor) -> Iterator[Tensor]:
+    """Batches of samples with targets, as `torch.utils.data.DataLoader` collates and a loop moves them."""
+    data = [(sample, torch.rand(1)) for sample in samples]
+    for batch, targets in DataLoader(data, batch_size=8):  # type: ignore[arg-type]
+        targets.to("cpu")
+        yield batch.to("cpu")
+
+
+def _shifted(samples: Tensor) -> Iterator[Tensor]:
+    """Batches that the loop changes in place, too large to be copied before that."""
+    for each in samples.view(-1, 8, 8).numpy():
+        batch = torch.from_numpy(each.repeat(5_000, axis=0))
+        yield batch.sub_(0.5)
+
+
+@pytest.mark.parametrize("batches", [_collated, _shifted])
+def test_a_batch_that_was_loaded_bad_is_bad_input_and_no_tensor_that_the_loop_carries(
+    diagnosed: Diagnosed, batches: Callable[[Tensor], Iterator[Tensor]]
+) -> None:
+    def program(watch: Watch) -> None:
+        samples = torch.randn(8 * 9, 8)
+        samples[8 * 4 + 3, 5] = math.nan
+        model, scaling = net(), scaler(2.0**8)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        watch(model, scaling)
+        for batch in batches(samples):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", HALF):
+                out = model(batch)
+            scaling.scale(out.float().square().mean()).backward()
+            scaled_step(scaling, optimizer)
+
+    diagnosis = diagnosed(program)
+    found = diagnosis.primary
+    assert isinstance(found, Incident)
+    assert (found.cause, found.step, found.written_by) == (Cause.BAD_INPUT, 4, None)
+    assert "carries" not in found.explanation
+    assert len(diagnosis.incidents) == 1
