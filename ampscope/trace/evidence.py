@@ -86,6 +86,7 @@ class BadTensor:
     finite_at: int | None = None  #: the last step after which it was seen finite
     bad_at: int = 0  #: the step after which it was found so
     when: str = ""  #: a `Looked`
+    source: ProgramLine | None = None  #: the line that read it: where the optimizer stepped by a number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,6 +117,7 @@ class MistakeForm(StrEnum):
     OTHER_PARAMETERS = "other_parameters"  #: the optimizer holds none of the watched model's parameters
     ROUNDED_AWAY = "rounded_away"  #: updates are too small to change a weight
     NO_LEARNING_RATE = "no_learning_rate"  #: the learning rate is zero throughout
+    LEARNING_RATE_ENDED = "learning_rate_ended"  #: the learning rate is zero from a step to the end of the run
     CAST_AND_BACK = "cast_and_back"  #: what is trained was cast to half precision, and back
     AUTOCAST_SWITCHED_OFF = "autocast_switched_off"  #: a region for CUDA where there is none
     AUTOCAST_ELSEWHERE = "autocast_elsewhere"  #: a region for another kind of device than the model's

@@ -274,6 +274,17 @@ FORMS: dict[MistakeForm, FormEntry] = {
             code="print(scheduler.get_last_lr())",
         ),
     ),
+    MistakeForm.LEARNING_RATE_ENDED: FormEntry(
+        sentence=(
+            "The learning rate is exactly zero in the last {seen.attempts:,} steps of the run: the optimizer moves no "
+            "weight in them."
+        ),
+        fix=in_loop(
+            text="Let the schedule end with the loop: count its steps as the loop does, or end it above zero.",
+            code="print(scheduler.get_last_lr())",
+        ),
+        severity=Severity.WARNING,
+    ),
     MistakeForm.CAST_AND_BACK: FormEntry(
         sentence=(
             "This line casts {seen.half:,} of {seen.of:,} parameters that are trained to {seen.dtype}, and training "

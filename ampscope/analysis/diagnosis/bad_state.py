@@ -80,7 +80,8 @@ def _state_incident(row: IncidentRow, reason: TurnedBad, rank: int, cause: Cause
     written_by_optimizer = reason.seen.kind in (StateKind.SETTING, StateKind.OPTIMIZER, StateKind.WEIGHT)
     phase = Phase.OPTIMIZER if written_by_optimizer else Phase.FORWARD
     told = Occurrence(module=reason.seen.module, reason=reason)
-    return incident_at(cause, reason.seen.bad_at, phase, told=told, row=row, rank=rank)
+    incident = incident_at(cause, reason.seen.bad_at, phase, told=told, row=row, rank=rank)
+    return replace(incident, source=SourceLine.of(reason.seen.source))
 
 
 def without_consequences(examined: Iterable[Examined]) -> Iterator[Examined]:

@@ -244,7 +244,8 @@ def findings(
     recorded = [replace(_with_count(_recorded(row), run, rank, history), rank=by) for by, row in rows]
     by_history = [replace(each, rank=rank) for each in (*forgotten.values(), *_recomputed_otherwise(run, rank))]
     of_amp = [replace(each, rank=rank) for each in _amp_without_effect(run, rank, history, taken_down)]
-    found = _with_weights(_joined_by_rank([*recorded, *by_history, *of_amp]), run)
+    at_rest = [replace(each, rank=rank) for each in _at_rest(run, rank, history)]
+    found = _with_weights(_joined_by_rank([*recorded, *by_history, *of_amp, *at_rest]), run)
     return tuple(sorted(found, key=lambda finding: (finding.step, finding.cause not in _ROOTS)))
 
 
@@ -313,6 +314,28 @@ def _amp_without_effect(
     step, place = (seen.step, SourceLine.of(seen)) if seen else (0, None)
     reason = MistakeSeen(seen=FindingEvidence.of_row(seen) if seen else NO_EVIDENCE, ops=ops)
     return [_finding(Cause.AMP_WITHOUT_EFFECT, step, place, form=form, reason=reason)]
+
+
+#: Steps at a learning rate of zero with which a run may end, and their share of it: a schedule ends at zero.
+_MOST_AT_REST, _MOST_OF_RUN = 15, 0.2
+
+
+def _at_rest(run: Run, rank: int, history: Mapping[int, History]) -> Iterator[Finding]:
+    """A run that has trained and ends with a learning rate of zero in every group of every optimizer."""
+    if any(not each.lr.size or each.lr[-1] != 0.0 for each in history.values()):
+        return
+    rests, of = [], 0
+    for number, each in history.items():
+        moving = np.flatnonzero(~(each.lr == 0.0))  # a rate that was not recorded says nothing
+        others = max(recorded_rates(run, rank, number, nw.col("lr") == 0.0), default=-1)
+        last = max(int(each.step[moving[-1]]) if moving.size else -1, others)
+        rests.append(each.step[each.step > last])
+        of += each.step.size
+    count = sum(each.size for each in rests)
+    if rests and all(each.size for each in rests) and _MOST_AT_REST < count < of and count > _MOST_OF_RUN * of:
+        reason = MistakeSeen(seen=FindingEvidence(attempts=count))
+        first = min(int(each[0]) for each in rests)
+        yield _finding(Cause.NOTHING_TRAINS, first, None, form=MistakeForm.LEARNING_RATE_ENDED, reason=reason)
 
 
 def _finding(

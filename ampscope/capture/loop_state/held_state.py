@@ -22,6 +22,7 @@ from ampscope.capture.torch_support.readback import Parcel
 from ampscope.capture.torch_support.sharding import local
 from ampscope.capture.torch_support.tensor_tree import inner_tensors
 from ampscope.capture.torch_support.torch_private import version_counter
+from ampscope.capture.torch_support.user_line import Place
 from ampscope.capture.tracing import light_statistics
 from ampscope.capture.tracing.light_statistics import numbers
 from ampscope.trace.schema import Looked, StateKind
@@ -42,6 +43,7 @@ class HeldTensor(NamedTuple):
     name: str  #: of a parameter or buffer its qualified name; of optimizer state its key; else what it was called
     owner: str  #: the parameter whose state it is; empty for other kinds
     tensor: Tensor
+    place: Place | None = None  #: the line that read it, where that is known
 
     @property
     def key(self) -> str:

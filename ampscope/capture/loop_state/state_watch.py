@@ -27,6 +27,7 @@ from ampscope.capture.torch_support.models import Models
 from ampscope.capture.torch_support.optimizer_view import OptimizerView
 from ampscope.capture.torch_support.readback import Readback, Values
 from ampscope.capture.torch_support.sharding import local
+from ampscope.capture.torch_support.user_line import program_line, user_place
 from ampscope.capture.tracing.sites import dtype_name
 from ampscope.trace.evidence import BadTensor
 from ampscope.trace.schema import Looked, StateKind, Trigger
@@ -113,7 +114,8 @@ class StateWatch(StepObserver):
             bad = []
             for key, value, parameters in spoilt:
                 owners = [known[0] for each in parameters if (known := self._models.parameters.get(id(each)))]
-                bad += [HeldTensor(StateKind.SETTING, key, owner, torch.tensor(value)) for owner in owners[:1]]
+                held = torch.tensor(value)
+                bad += [HeldTensor(StateKind.SETTING, key, owner, held, user_place()) for owner in owners[:1]]
             self._tell(bad, attempt.index, attempt.step, None, Looked.BEFORE, self._told_well.get(attempt.index))
 
     def step_ended(self, ended: EndedStep) -> None:
@@ -255,6 +257,7 @@ def _as_evidence(held: HeldTensor, seen: StateLooks) -> BadTensor:
         nan=nan,
         inf=inf,
         numel=held.tensor.numel(),
+        source=program_line(held.place) if held.place is not None else None,
     )
 
 

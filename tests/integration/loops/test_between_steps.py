@@ -158,6 +158,8 @@ def test_a_learning_rate_that_is_not_finite_is_told_at_the_step_that_it_ruins(
         found.explanation
     )
     assert "finite when the optimizer stepped last, at step 4" in found.explanation
+    assert found.source is not None
+    assert found.source.code == "scaling.step(optimizer)"
 
 
 def found_word(number: float) -> str:
@@ -638,3 +640,28 @@ def test_a_batch_that_was_loaded_bad_is_bad_input_and_no_tensor_that_the_loop_ca
     assert (found.cause, found.step, found.written_by) == (Cause.BAD_INPUT, 4, None)
     assert "carries" not in found.explanation
     assert len(diagnosis.incidents) == 1
+
+
+@pytest.mark.parametrize("at", [20, 58])
+def test_a_learning_rate_that_stays_zero_is_told_from_there_on_and_a_schedule_may_end_at_zero(
+    diagnosed: Diagnosed, at: int
+) -> None:
+    def program(watch: Watch) -> None:
+        model, scaling = net(), scaler(2.0**8)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        watch(model, scaling)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / at))
+        for _ in range(60):
+            optimizer.zero_grad()
+            scaling.scale(loss_of(model)).backward()
+            scaled_step(scaling, optimizer)
+            schedule.step()
+
+    told = diagnosed(program)
+    if at == 58:
+        assert is_calm(told)
+        return
+    found = told.primary
+    assert isinstance(found, Finding)
+    assert (found.cause, found.step) == (Cause.NOTHING_TRAINS, 20)
+    assert "exactly zero in the last 40 steps of the run" in found.explanation

@@ -325,7 +325,7 @@ def warm_up(watch: Watch) -> None:
 
 
 def schedule_to_zero(watch: Watch) -> None:
-    train(watch, net(), steps=70, schedule=lambda step: max(0.0, 0.1 * (1 - step / 4)))
+    train(watch, net(), steps=70, schedule=lambda step: max(0.0, 0.1 * (1 - step / 58)))
 
 
 def rate_finder(watch: Watch) -> None:

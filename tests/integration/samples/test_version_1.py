@@ -36,7 +36,7 @@ NEWER = {MistakeForm.NOTHING_SCALED, MistakeForm.UNSCALED_FOR_ANOTHER, MistakeFo
 NEWER |= {
     form
     for form in MistakeForm
-    if form.startswith(("gradients_", "other_", "rounded_", "no_learning", "cast_", "kept_"))
+    if form.startswith(("gradients_", "other_", "rounded_", "no_learning", "learning_", "cast_", "kept_"))
 }
 VERSION_1 = Path(__file__).parent / "version_1"
 RUNS = sorted(manifest.parent.name for manifest in VERSION_1.glob(f"*/{MANIFEST}"))

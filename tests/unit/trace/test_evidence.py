@@ -33,7 +33,10 @@ WHOLE = Evidence(
     ),
     made_before={"args[0]": MadeBefore(step=2, calls=(EarlierCall(name="mul", dtype="float16", line=4),))},
     finite_at={"norm.running_mean": 3},
-    state=(BadTensor(kind="weight", name="fc.weight", nan=2, finite_at=None), BadTensor(finite_at=4, bad_at=5)),
+    state=(
+        BadTensor(kind="weight", name="fc.weight", nan=2, finite_at=4),
+        BadTensor(bad_at=5, source=ProgramLine(line=2)),
+    ),
     still=(LostUpdates(name="mean", share=0.5),),
     held=(LostUpdates(kind="optimizer", off_by=float("inf")),),
     count=3,
