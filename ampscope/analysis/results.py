@@ -361,6 +361,28 @@ class MadeCure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SavedFile:
+    """A file that the loop saved state of the run to."""
+
+    path: str  #: absolute
+    step: int  #: after which it was written; -1: before the first
+    holds: tuple[str, ...]  #: ``weights``, ``optimizer``
+    parts: tuple[str, ...] = ()  #: of which of these it holds a part alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedFiles:
+    """Tells which files, of those that a run saved its state to, are from before that was not finite any more."""
+
+    last_whole: SavedFile | None = None  #: the last that was written while everything was whole; null: none is known
+    written_again: int | None = None  #: the step after which that file was written again, so that it holds that now
+    spoilt: int = 0  #: files that hold values which are not finite
+    unknown: int = 0  #: files of which that is not known: when they were written nobody had looked, or they hold a part
+    unknown_from: int | None = None  #: the first step after which one of those was written
+    unknown_to: int | None = None  #: the last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(NotebookRepr):
     """The whole verdict on a run; ``primary`` is the one thing to tell its owner first."""
 
@@ -378,3 +400,4 @@ class Diagnosis(NotebookRepr):
     since: str = ""  #: whether what is told first has come back since the run was resumed or healed
     checked: Checked = Checked()
     unobserved: tuple[str, ...] = ()  #: why not all was looked at that should be, in sentences; empty where all was
+    saved: SavedFiles | None = None  #: of a run whose state was ruined, and that was seen to save it; null elsewhere

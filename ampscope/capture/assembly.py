@@ -23,6 +23,7 @@ from ampscope.capture.heal.rank_healer import RankHealer
 from ampscope.capture.loop_state.between_steps import CarriedState
 from ampscope.capture.loop_state.held_state import StateHistory, WrittenState
 from ampscope.capture.loop_state.optimizer_numbers import OptimizerNumbers
+from ampscope.capture.loop_state.saved_files import SavedFiles
 from ampscope.capture.loop_state.state_watch import StateWatch
 from ampscope.capture.record.configuration import Configuration
 from ampscope.capture.record.run_recorder import Recorder
@@ -158,6 +159,7 @@ def step_watch(
         Endings(attempts, cycle, observers, incidents, tape, own, recording),
         LoopEndings(attempts),
         carried.mode,
+        SavedFiles(models, optimizers, recorder, guard_for("the look at saved files")),
         recording,
     )
 

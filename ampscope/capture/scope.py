@@ -223,6 +223,10 @@ class Scope(Configurable):
         """See `process_hooks.Listener`."""
         self._steps.region_switched_off(device)
 
+    def saved(self, held: object, target: object) -> None:
+        """See `process_hooks.Listener`."""
+        self._steps.saved(held, target)
+
     def adopt(self, scaler: Any) -> ScalerWatch | None:
         """Takes a scaler into the run's history: one given to ``watch``, or one that scales this run's loss."""
         for watch in self._scalers:

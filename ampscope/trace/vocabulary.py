@@ -195,6 +195,8 @@ STEP_TAPE = "the step tape"
 STATE_LOOK = "the look at the state"
 #: It does so after one step in this many, and after steps 0, 1, 2, 4, ... before that.
 LOOK_EVERY = 64
+#: Kinds of state that a file holds which the loop has saved.
+HELD_WEIGHTS, HELD_OPTIMIZER = "weights", "optimizer"
 #: How parts of capture are called that tell others of a run, or keep files beside it: without them no less is seen.
 BESIDE = ("the tracker ", "on_incident ", "the webhook ", "the diagnosis of alerts ", "the keeping of operands ")
 #: How notes on the time line begin that tell of ranges while the run trains: of a value that may overflow at any step,

@@ -13,6 +13,9 @@ from ampscope.analysis.words import place_in_words
 from ampscope.trace.schema import Change, Phase
 from ampscope.trace.vocabulary import Cause, Severity
 
+#: Stands in advice to go back; the files that a run was seen to save are named after it.
+CHECKPOINT = "a checkpoint from before it went bad"
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:

@@ -207,7 +207,7 @@ def _clean_weight(occurrence: Occurrence) -> tuple[Remedy, ...]:
     if _at_start(occurrence):
         text = "Look at how the weights are initialised or loaded: check them before the first step."
         return (cause_entry.advice(cause_entry.BEFORE, text, f"{find}\nassert not bad, bad"),)
-    back = "Go back to a checkpoint from before it went bad; what is not finite does not train any more."
+    back = f"Go back to {cause_entry.CHECKPOINT}; what is not finite does not train any more."
     text = "Find what wrote it: check the weights after the optimizer, and after every line that writes into them."
     advice = cause_entry.advice(cause_entry.BEFORE, text, f"{find}\nassert not bad, bad")
     return cause_entry.advice(cause_entry.BEFORE, back), advice
@@ -217,7 +217,7 @@ def _clean_buffer(occurrence: Occurrence) -> tuple[Remedy, ...]:
     buffer = _name(occurrence, "buffer").rpartition(".")[2]
     code = f"if value.isfinite().all():\n    self.{buffer}.copy_(value)" if buffer.isidentifier() else ""
     keep = cause_entry.advice(cause_entry.BEFORE, "Keep non-finite values out of it where it is written.", code)
-    text = "Go back to a checkpoint from before it went bad, or write it anew."
+    text = f"Go back to {cause_entry.CHECKPOINT}, or write it anew."
     if _at_start(occurrence):
         text = "Look at how the buffer is created or loaded: it was not finite from the start."
     return cause_entry.advice(cause_entry.BEFORE, text), keep

@@ -179,8 +179,7 @@ def _against_bad_state(occurrence: Occurrence) -> tuple[Remedy, ...]:
 
 _STATE_REMEDIES = (
     Remedy(
-        text="Throw the state of that parameter away, or load a checkpoint from before it went bad: later "
-        "steps do not repair it.",
+        text=f"Throw the state of that parameter away, or load {cause_entry.CHECKPOINT}: later steps do not repair it.",
         code="optimizer.state.pop(parameter)",
         untried=cause_entry.BEFORE,
     ),

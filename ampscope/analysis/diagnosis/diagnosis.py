@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ampscope.analysis.cures.going_back import with_files
 from ampscope.analysis.cures.own_words import program_of
 from ampscope.analysis.cures.remedies import remedies
 from ampscope.analysis.diagnosis.across_ranks import apart_replicas, examined_incidents
@@ -21,6 +22,7 @@ from ampscope.analysis.overview.last_good_step import last_good
 from ampscope.analysis.overview.overview import cures_made, since_then
 from ampscope.analysis.overview.rank_lives import ranks_in_numbers, ranks_story
 from ampscope.analysis.overview.replicas import replicas
+from ampscope.analysis.overview.saved_files import saved_files
 from ampscope.analysis.results import Diagnosis, Finding, Incident, RunInfo, ScaleHealth, SourceLine
 from ampscope.analysis.scale.health import healths
 from ampscope.analysis.step_graph import SiteTable, StepGraph
@@ -163,6 +165,12 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
         told = replace(primary, last_good=last_good(run, primary))
         incidents = [told if each is primary else each for each in incidents]
         primary = told
+    saved = saved_files(run, incidents, history) if whole else None
+    if saved is not None:
+        first = primary
+        incidents = [with_files(each, saved, is_primary=each is first) for each in incidents]
+        mistakes = tuple(with_files(each, saved, is_primary=each is first) for each in mistakes)
+        primary = _primary(incidents, mistakes)
     newest = max((int(each.step[-1]) for each in history.values() if each.step.size), default=0)
     info = replace(run_info(run, world, history), loop_step=of_loop(newest))
     cures = cures_made(run, sampled)
@@ -181,6 +189,7 @@ def _diagnose(run: Run, *, whole: bool) -> Diagnosis:
         scale=scale,
         checked=looked,
         unobserved=unlooked,
+        saved=saved,
         note=" ".join(
             filter(None, (only_recorded(run), "" if unseen else gaps, *(unlooked if primary or unseen else ())))
         ),

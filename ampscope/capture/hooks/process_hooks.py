@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial, update_wrapper, wraps
-from types import MethodType
+from types import MethodType, ModuleType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -23,6 +23,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import Optimizer
 
 from ampscope.capture.events import ScalerMethod
+from ampscope.capture.hooks import saving_calls
 from ampscope.capture.hooks.scaler_calls import ScalerListener, announced
 from ampscope.capture.torch_support import dynamo, guard, torch_private
 from ampscope.capture.torch_support.optimizer_view import around_every_step
@@ -55,6 +56,9 @@ class Listener(Protocol):
 
     def region_switched_off(self, device: str) -> None:
         """Torch has switched off an autocast region that was asked for, with a warning."""
+
+    def saved(self, held: object, target: object) -> None:
+        """Something was saved to a file, by ``torch.save`` or safetensors."""
 
     def adopt(self, scaler: Any) -> ScalerListener | None:
         """A ``GradScaler`` scales a loss; returns who listens to it from now on, None for what is known or foreign."""
@@ -91,6 +95,8 @@ def _install() -> None:
     _put_in_place(torch.autograd, "backward", lambda _: _backward)
     _put_in_place(torch.Tensor, "backward", _TensorBackward)
     _put_in_place(torch, "clear_autocast_cache", _counted)
+    for owner in saving_calls.owners():
+        _put_in_place(owner, saving_calls.name_in(owner), partial(_saving, owner))
     if (common := torch_private.amp_common()) is not None:
         _put_in_place(common, torch_private.UNAVAILABLE, _asked)
     for scaler in _subclasses(torch.amp.GradScaler):
@@ -108,6 +114,9 @@ def _uninstall() -> None:
     _restore(torch.Tensor, "backward")
     _restore(torch.autograd, "backward")
     _restore(torch, "clear_autocast_cache")
+    for owner in saving_calls.owners():
+        if (owner, saving_calls.name_in(owner)) in _originals:  # safetensors may have come meanwhile
+            _restore(owner, saving_calls.name_in(owner))
     common = torch_private.amp_common()
     if (common, torch_private.UNAVAILABLE) in _originals:
         _restore(common, torch_private.UNAVAILABLE)
@@ -168,6 +177,18 @@ def _asked(unavailable: Callable[[], bool]) -> Callable[[], bool]:
 def _region_switched_off(device: str) -> None:
     for listener in _listeners:
         listener.region_switched_off(device)
+
+
+def _saving(owner: ModuleType, save: Callable[..., object]) -> Callable[..., object]:
+    """The function that saves, announced; the same object wherever the same function is kept, as pickling asks."""
+    same = (_ours[key] for key, original in _originals.items() if original is save and key[0] is not owner)
+    known: Callable[..., object] | None = next(same, None)
+    return known or saving_calls.announced(save, _saved)
+
+
+def _saved(held: object, target: object) -> None:
+    for listener in _listeners:
+        listener.saved(held, target)
 
 
 def original_backward() -> Callable[..., Any]:
@@ -372,6 +393,9 @@ class LeftBehind:
     def region_switched_off(self, *_: Any) -> None:
         """Takes away what was left behind, for the loop has come by."""
         self._comes_by()
+
+    def saved(self, *_: object) -> None:
+        """See `Listener`."""
 
     def adopt(self, _: Any) -> None:
         """Takes away what was left behind, for the loop has come by."""

@@ -25,6 +25,7 @@ from ampscope.capture.events import (
 from ampscope.capture.hooks import scaler_calls
 from ampscope.capture.loop_state.loop_mode import LoopMode
 from ampscope.capture.loop_state.optimizer_numbers import OptimizerNumbers
+from ampscope.capture.loop_state.saved_files import SavedFiles
 from ampscope.capture.record.run_recorder import Recorder
 from ampscope.capture.step.cycle import Moment, State, StepCycle
 from ampscope.capture.step.endings import BreakingOff, Endings
@@ -63,6 +64,7 @@ class StepWatch:
         endings: How an optimizer ends the step.
         by_loop: How the loop ends it by itself.
         between: Listens to the loop between two steps.
+        files: Takes down to which files the loop saves its state.
         guard: Catches faults of following the step.
     """
 
@@ -80,6 +82,7 @@ class StepWatch:
         endings: Endings,
         by_loop: LoopEndings,
         between: LoopMode,
+        files: SavedFiles,
         guard: Guard,
     ) -> None:
         self._models, self._recorder = models, recorder
@@ -87,7 +90,8 @@ class StepWatch:
         self._cycle, self._own, self._observers = cycle, own, observers
         self._live, self._tape = live, tape
         self.received = tape.received  #: is to hear of the collectives of the process
-        self._endings, self._by_loop, self._between, self._guard = endings, by_loop, between, guard
+        self._endings, self._by_loop, self._between = endings, by_loop, between
+        self._files, self._guard = files, guard
         self._was_listening = False  # until a call began that is not heard: of `Tensor.backward`, a foreign optimizer
         self.breaking_off = BreakingOff(own, cycle, endings, observers, live, tape, between)
 
@@ -325,6 +329,13 @@ class StepWatch:
         """Torch has switched off an autocast region that the loop made; a replay makes it again."""
         if self._cycle.state is not State.JUDGING:
             self._observers.tell(StepObserver.region_switched_off, device)
+
+    def saved(self, held: object, target: object) -> None:
+        """The loop has saved something to a file; a step in progress may have moved weights already."""
+        if self._cycle.state is not State.JUDGING:
+            with self._own:
+                self._endings.settle()
+                self._files.saved(held, target, within_step=self._cycle.is_open)
 
     @property
     def in_progress(self) -> bool:

@@ -217,6 +217,9 @@ class EventKind(StrEnum):
     #: were replaced), ``lost`` (why not, in words), ``at_once`` (it holds for the step itself)
     CURE_LIFTED = "cure_lifted"  #: such a change was taken back; JSON: ``kind``, ``modules``, ``cure`` (the step at
     #: which it had been made), ``text``
+    SAVED = "saved"  #: a file was written that holds state of the run; JSON: its absolute ``path``, what it ``holds``
+    #: (``weights``, ``optimizer``) and of which of these the ``whole``, ``after`` (by number of the optimizer the last
+    #: step made before; -1: none), and ``open`` where another step was in progress
     SPIKE = "spike"  #: a loss or gradient norm far out of its band; JSON: ``optimizer``, what is ``out`` (``value``,
     #: ``usual``, ``highest`` and number of ``steps`` of its band), the ``parameters`` with the largest gradients and
     #: their shares, the few ``rows`` that make the gradient, rows of ``inputs`` that stand out, ``replay``

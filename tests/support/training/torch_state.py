@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
@@ -27,6 +28,7 @@ def installed() -> dict[str, Any]:
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "module hooks": {name: repr(hooks) for name, hooks in global_hooks().items()},
         "call": nn.Module.__call__,
+        "save": (torch.save, torch.serialization.save, safetensors.torch.save_file),
     }
 
 
