@@ -188,6 +188,8 @@ class KeptGradients:
 
 #: Attempts after which what has not trained is told; and where there may be a good reason for it.
 _ENOUGH, _LONG = 8, 64
+#: Attempts at a learning rate of zero after which a run that ends has trained nothing: a warm-up begins with one.
+_RESTING = 16
 
 
 @dataclass(slots=True)
@@ -227,7 +229,7 @@ class _Account:
     def form(self, *, at_end: bool) -> MistakeForm | None:
         """Why it does not train; None where that is not known, or not yet."""
         if self.attempts < _ENOUGH:
-            rests = at_end and not (self.attempts or self.moves) and self.resting >= _LONG
+            rests = at_end and not (self.attempts or self.moves) and self.resting >= _RESTING
             return MistakeForm.NO_LEARNING_RATE if rests else None
         if not self.learns:
             return self._without_gradient(at_end=at_end)
