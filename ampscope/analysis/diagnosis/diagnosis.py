@@ -279,12 +279,16 @@ def _holds(run: Run, mistake: Finding) -> bool:
     return mistake.cause is not Cause.RANKS_NOT_REDUCED or not ranks.groups or bool(ranks.apart)
 
 
+#: A schedule runs ahead by the steps that something else has skipped.
+_FOLLOW = frozenset({Cause.NOTHING_TRAINS, Cause.MISUSE_SCHEDULER_ORDER})
+
+
 def _due(entry: Incident | Finding) -> tuple[bool, bool, bool, int]:
     """Whether another failure would be why, or worse; whether it is a risk alone; when it was, or is to be expected."""
     expected = entry.forecast_step if isinstance(entry, Incident) else None
     in_part = isinstance(entry, Incident) and entry.trigger == Trigger.LOST_GRADIENT  # and the step was made
     step = entry.step if expected is None else expected
-    return entry.cause is Cause.NOTHING_TRAINS, _is_risk(entry), in_part, step
+    return entry.cause in _FOLLOW, _is_risk(entry), in_part, step
 
 
 def _made_in_forward(incident: Incident) -> bool:

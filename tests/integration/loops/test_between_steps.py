@@ -665,3 +665,52 @@ def test_a_learning_rate_that_stays_zero_is_told_from_there_on_and_a_schedule_ma
     assert isinstance(found, Finding)
     assert (found.cause, found.step) == (Cause.NOTHING_TRAINS, 20)
     assert "exactly zero in the last 40 steps of the run" in found.explanation
+
+
+def test_what_lost_the_steps_is_told_before_the_schedule_that_ran_ahead_in_them(diagnosed: Diagnosed) -> None:
+    def program(watch: Watch) -> None:
+        model, scaling = net(), scaler(2.0**8)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+        watch(model, scaling)
+        for step in range(40):
+            if step == 20:
+                next(model.parameters()).data[0, 0] = math.nan
+            optimizer.zero_grad()
+            scaling.scale(loss_of(model)).backward()
+            scaled_step(scaling, optimizer)
+            schedule.step()
+
+    told = diagnosed(program)
+    assert isinstance(told.primary, Incident)
+    assert (told.primary.cause, told.primary.step) == (Cause.BAD_WEIGHT, 20)
+    assert Cause.MISUSE_SCHEDULER_ORDER in {each.cause for each in told.findings}
+
+
+def test_a_mask_of_plus_infinity_under_softmax_is_told_with_a_remedy(diagnosed: Diagnosed) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            scores = (q @ k.T).masked_fill(torch.ones(8, 8, dtype=torch.bool).triu(1), math.inf)
+            return scores.softmax(-1) @ v
+
+    def program(watch: Watch) -> None:
+        model = Attention()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        watch(model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                out = model(torch.randn(8, 8))
+            out.float().square().mean().backward()
+            optimizer.step()
+
+    found = diagnosed(program).primary
+    assert isinstance(found, Incident)
+    assert found.op == "aten._softmax.default"
+    assert "was given an infinity" in found.explanation
+    assert found.remedies[0].code == "x = x.masked_fill(mask, -1e4)"
