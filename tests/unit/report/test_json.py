@@ -36,6 +36,7 @@ def test_the_keys_are_the_contract() -> None:
         "since",
         "checked",
         "unobserved",
+        "saved",
     ]
     incident = (
         "kind step last_step count severity cause phase op module module_type source inputs outputs path lost "
