@@ -7,6 +7,7 @@
 # make healthy          three hundred healthy trainings, none of which may draw an alarm
 # make healthy-long     the same with 500 steps each
 # make plants           every fault planted in every model, and every healthy training, with a table at the end
+# make mutants         loops changed mechanically and what is said of them, in a table: SEED=7 COUNT=200; without COUNT all
 # make soak             faults in all of capture, kills, interrupts, hostile and injured traces, with a table; hours
 # make docs             write anew what of the docs is made: the trace format, the causes, samples in their pages
 # make docs-samples     run the samples of the docs, and record what is diagnosed of them
@@ -33,7 +34,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test rooms check suites axe lint types coverage healthy healthy-long plants soak docs docs-samples site torch-versions bench bench-app gpu-check samples screenshots dist clean
+.PHONY: help demo test rooms check suites axe lint types coverage healthy healthy-long plants mutants soak docs docs-samples site torch-versions bench bench-app gpu-check samples screenshots dist clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -83,6 +84,9 @@ healthy-long: $(VENV)/.dev
 
 plants: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/integration/planted_faults -m ""
+
+mutants: $(VENV)/.dev
+	@$(BIN)/python -m tests.mutation.score
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest $(SOAKED) -m "not slow and not accelerator" --timeout 0
