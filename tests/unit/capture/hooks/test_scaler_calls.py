@@ -93,15 +93,17 @@ def test_another_thread_is_not_heard(heard: Heard) -> None:
     assert heard.calls == []
 
 
-def test_what_somebody_puts_around_a_method_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_somebody_puts_around_a_method_stays() -> None:
     scaler, heard, original = made(torch.amp.GradScaler), Heard(), torch.amp.GradScaler.get_scale
     scaler_calls.join(scaler, heard, HomeThread())
     ours = torch.amp.GradScaler.get_scale
     theirs = lambda self: ours(self) + 1  # noqa: E731
-    monkeypatch.setattr(torch.amp.GradScaler, "get_scale", theirs)
-    assert scaler.get_scale() == 9.0
-    scaler_calls.leave(scaler, heard)
-    assert torch.amp.GradScaler.get_scale is theirs
-    assert scaler.get_scale() == 9.0
+    torch.amp.GradScaler.get_scale = theirs  # type: ignore[method-assign]
+    try:
+        assert scaler.get_scale() == 9.0
+        scaler_calls.leave(scaler, heard)
+        assert torch.amp.GradScaler.get_scale is theirs
+        assert scaler.get_scale() == 9.0
+    finally:
+        torch.amp.GradScaler.get_scale = original  # type: ignore[method-assign]
     assert heard.calls == ["get_scale"]
-    monkeypatch.setattr(torch.amp.GradScaler, "get_scale", original)
