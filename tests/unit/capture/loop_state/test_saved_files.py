@@ -180,17 +180,22 @@ class TestSavingStaysWhatItWas:
         assert watched.ops == plain.ops
         assert len(files.seen) == 1
 
-    def test_somebody_else_may_wrap_it_meanwhile(self, watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        scope = watch(TwoLayers())
+    def test_somebody_else_may_wrap_it_meanwhile(self, watch: Any) -> None:
+        original, scope = torch.save, watch(TwoLayers())
         inner = torch.save
 
         def others(*args: Any, **kwargs: Any) -> None:
             inner(*args, **kwargs)
 
-        monkeypatch.setattr(torch, "save", others)
-        scope.close()
-        assert torch.save is others
-        torch.save({}, io.BytesIO())
+        torch.save = others
+        try:
+            scope.close()
+            assert torch.save is others
+            torch.save({}, io.BytesIO())
+        finally:
+            torch.save = inner
+        watch(TwoLayers()).close()  # the last to leave gives back what nobody stands around any more
+        assert torch.save is original
 
 
 @pytest.mark.filterwarnings("ignore:ampscope. the look at saved files:RuntimeWarning")
