@@ -189,7 +189,7 @@ class KeptGradients:
 #: Attempts after which what has not trained is told; and where there may be a good reason for it.
 _ENOUGH, _LONG = 8, 64
 #: Attempts at a learning rate of zero after which a run that ends has trained nothing: a warm-up begins with one.
-_RESTING = 16
+_RESTING = 32
 
 
 @dataclass(slots=True)

@@ -133,7 +133,7 @@ def rounded_away(watch: Watch) -> None:
 
 
 def no_rate(watch: Watch) -> None:
-    train(watch, net(), steps=20, schedule=lambda step: float(step // 100))
+    train(watch, net(), steps=40, schedule=lambda step: float(step // 100))
 
 
 STILL: dict[Program, str] = {
@@ -146,7 +146,7 @@ STILL: dict[Program, str] = {
     of_a_copy: "holds other parameters than the watched model's 4 parameters",
     loss_times_zero: "exactly zero",
     rounded_away: "to the last bit",
-    no_rate: "The learning rate was exactly zero in all of the 20 steps",
+    no_rate: "The learning rate was exactly zero in all of the 40 steps",
 }
 
 # -- gradients that are never cleared ---------------------------------------------------------------------------------
