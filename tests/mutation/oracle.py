@@ -1,7 +1,7 @@
 """An oracle, slow and without AMPscope, finds what is wrong with a mutant, since when, and which line began it.
 
-It runs a mutant and its host unwatched, in their own precision, in float32, in float64 and with a quarter of the loss
-scale, and believes what two seeds agree on.
+It runs a mutant and its host unwatched, in their own precision, in float32 and with a quarter of the loss scale, and
+believes what two seeds agree on.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class Truth:
     kind: Kind
     step: int | None = None  #: the first bad iteration
     lines: frozenset[int] = frozenset()  #: of the first op that made a value that is not finite
-    in_wide: bool = False  #: whether it breaks in float64 as well
 
     @property
     def broken(self) -> bool:
@@ -87,9 +86,7 @@ def _judged(mutant: Mutant, host: str, half: torch.dtype, seed: int) -> Truth:
         kind = Kind.ERROR
     elif _first_bad(run(mutant.source, Lane(half, scale=SCALE / 4, seed=seed)), right) is None:
         return Truth(Kind.UNCLEAR)  # a scale that has not been found yet
-    wide = run(mutant.source, Lane(None, torch.float64, seed=seed))
-    in_wide = wide.error is not None or not all(wide.finite)
-    return Truth(kind, step, frozenset(_born(mutant.source, lane, step)), in_wide)
+    return Truth(kind, step, frozenset(_born(mutant.source, lane, step)))
 
 
 def _first_bad(own: Notes, right: Notes) -> int | None:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import ampscope
 from ampscope.analysis.results import Diagnosis
@@ -28,7 +27,6 @@ class Lane:
     """The arithmetic that a loop is run in."""
 
     half: torch.dtype | None  #: what autocast casts to; None without autocast
-    wide: torch.dtype = torch.float32
     scale: float = SCALE
     seed: int = 0
 
@@ -39,25 +37,15 @@ class Notes:
 
     weights: list[Tensor] = field(default_factory=list)  #: of all models, flat, before the loop and after each turn
     finite: list[bool] = field(default_factory=list)  #: whether losses and gradients were, and no scale fell
-    stepped: list[int] = field(default_factory=list)  #: how many optimizers made their step
     error: Exception | None = None
-
-    @property
-    def moved(self) -> Tensor:
-        return self.weights[-1] - self.weights[0]
 
 
 @contextmanager
-def _apart(lane: Lane) -> Iterator[None]:
-    """Leaves random numbers, the default dtype and the warnings of the process as they were."""
-    default = torch.get_default_dtype()
+def _apart() -> Iterator[None]:
+    """Leaves random numbers and the warnings of the process as they were."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        torch.set_default_dtype(lane.wide)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(default)
+        yield
 
 
 def _execute(source: str, file: Path, lane: Lane, *, steps: Any, watch: Callable[..., object], names: Any) -> None:
@@ -69,23 +57,16 @@ def _execute(source: str, file: Path, lane: Lane, *, steps: Any, watch: Callable
 def run(source: str, lane: Lane, *, at: Callable[[int], None] = lambda _: None, file: Path = Path("loop.py")) -> Notes:
     """Runs a loop unwatched; ``at`` is called as each iteration begins."""
     notes, names, models = Notes(), dict[str, Any](), list[nn.Module]()
-    steps = 0
-
-    def made(*_: object) -> None:
-        nonlocal steps
-        steps += 1
 
     def look() -> None:
         held = [p.detach().flatten().double() for model in models for p in model.parameters()]
         notes.weights.append(torch.cat(held))
 
     def iterations() -> Iterator[int]:
-        nonlocal steps
         scale: list[float] = []
         look()
         for number in range(STEPS):
             at(number)
-            steps = 0
             yield number
             losses = [each for each in names.values() if isinstance(each, Tensor) and each.grad_fn is not None]
             gradients = [p.grad for model in models for p in model.parameters() if p.grad is not None]
@@ -94,20 +75,16 @@ def run(source: str, lane: Lane, *, at: Callable[[int], None] = lambda _: None, 
             whole = all(bool(each.isfinite().all()) for each in [*scalars, *gradients])
             notes.finite.append(whole and all(map(ge, scales, scale)))
             scale = scales
-            notes.stepped.append(steps)
             look()
 
     def taken(model: Any, *_: object) -> None:
         models.extend(model if isinstance(model, list) else [model])
 
-    hook = register_optimizer_step_post_hook(made)
     try:
-        with _apart(lane):
+        with _apart():
             _execute(source, file, lane, steps=iterations(), watch=taken, names=names)
     except Exception as error:  # noqa: BLE001  # a mutant may raise anything
         notes.error = error
-    finally:
-        hook.remove()
     assert not notes.weights or any(isinstance(each, Optimizer) for each in names.values())
     return notes
 
@@ -117,7 +94,7 @@ def watched(source: str, lane: Lane, folder: Path) -> Diagnosis:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "loop.py"
     file.write_text(source, "utf-8")
-    with suppress(Exception), ExitStack() as scopes, _apart(lane), redirect_stderr(io.StringIO()):
+    with suppress(Exception), ExitStack() as scopes, _apart(), redirect_stderr(io.StringIO()):
 
         def watch(*args: Any) -> None:
             scopes.enter_context(ampscope.watch(*args, dir=folder / "run", quiet=True))

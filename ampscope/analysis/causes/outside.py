@@ -144,6 +144,11 @@ def _bad_input(occurrence: Occurrence) -> str:
     return f"{text}."
 
 
+def left_it_finite(step: int) -> str:
+    """States until when a value was seen finite, as a clause."""
+    return f"The forward of step {step:,} left it finite"
+
+
 def _bad_state(kind: str, occurrence: Occurrence) -> str:
     """States that a parameter or buffer was not finite when the step first read it; since when is not known.
 
@@ -157,7 +162,7 @@ def _bad_state(kind: str, occurrence: Occurrence) -> str:
         text = f"{'The' if name else 'A'} {found}, and no op of the step that was seen had written it."
         known = occurrence.reason.finite_at if isinstance(occurrence.reason, CameIn) else None
         since = "it was cast, loaded or written after that, and before this step read it"
-        return text if known is None else f"{text} The forward of step {known:,} left it finite: {since}."
+        return text if known is None else f"{text} {left_it_finite(known)}: {since}."
     return (
         f"{'The' if name else 'A'} {found}, and no step came before: it was created or loaded so, or written by code "
         "that was not seen."

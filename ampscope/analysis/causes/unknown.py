@@ -37,19 +37,16 @@ class InfiniteConstant(Observed):
 
 def infinite_constant(op: Executed) -> InfiniteConstant:
     """Returns the reason for an op that writes an infinity which nothing takes away."""
-    helps = _finite_instead(below=(op.infinite_constant or -math.inf) < 0)
-    sentence = "An infinite constant reached the result."
-    return InfiniteConstant(sentence=sentence, advice=(helps,), value=op.infinite_constant)
-
-
-def _finite_instead(*, below: bool) -> Remedy:
-    return Remedy(
+    sign = "-" if (op.infinite_constant or -math.inf) < 0 else ""
+    finite = Remedy(
         text="Put a large number there that is finite, or leave what is masked out of what reads all of it, as label "
         "smoothing, a mean or a sum does.",
-        code=f"x = x.masked_fill(mask, {'-' * below}1e4)",
+        code=f"x = x.masked_fill(mask, {sign}1e4)",
         kind=Form.CONSTANT,
         untried=cause_entry.MEANING,
     )
+    sentence = "An infinite constant reached the result."
+    return InfiniteConstant(sentence=sentence, advice=(finite,), value=op.infinite_constant)
 
 
 def _unknown(sentence: str, *advice: Remedy) -> Match:
@@ -87,10 +84,11 @@ def _infinite_constant(op: Executed) -> Match | None:
 
 
 def _infinite_operand(op: Executed) -> Match | None:
-    infinite = [end for each in op.ranges for end in each if end is not None and math.isinf(end)]
+    infinite = any(end is not None and math.isinf(end) for each in op.ranges for end in each)
     if not infinite or not op.gives_nan:
         return None
-    helps = _finite_instead(below=max(infinite) < 0 or "softmax" in op.name)  # which takes all where it is +inf
+    text = "Put a finite number in place of the infinity before this op reads it: where it was made, or here."
+    helps = cause_entry.advice(cause_entry.MEANING, text, "x = x.clamp(-1e4, 1e4)")
     return _unknown(f"{op.name} was given an infinity, and 0 times that (or inf - inf) is NaN.", helps)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ampscope.analysis.causes import usage
 from ampscope.analysis.causes.catalogue import CATALOGUE
 from ampscope.analysis.causes.cause_entry import NOTHING_MORE, Occurrence, Reason
+from ampscope.analysis.causes.outside import left_it_finite
 from ampscope.analysis.causes.usage import UsageEntry, filled_in
 from ampscope.analysis.causes.usage_forms import (
     CLIPPED_IN_FRAMEWORK,
@@ -100,7 +101,7 @@ def of_mistakes(incidents: Iterable[Incident], mistakes: Sequence[Finding]) -> l
         incidents = [each for each in incidents if each.cause not in _OF_SCALE or each.last_step <= kept]
     growing = [each for each in mistakes if each.explanation.startswith(_GROWS_WITH_SCALE)]
     casts = [each for each in mistakes if each.explanation.startswith(_CASTS_AND_BACK)]
-    narrowed = {each.step + 1: each for each in casts if "float16 is lost" in each.explanation}
+    narrowed = {each.step + 1: each for each in casts if " to float16," in each.explanation}  # bfloat16 holds more
     return [
         _of(each, growing)
         if each.cause is Cause.SCALE_OVERFLOW
@@ -112,15 +113,16 @@ def of_mistakes(incidents: Iterable[Incident], mistakes: Sequence[Finding]) -> l
 
 
 def _of_cast(incident: Incident, mistake: Finding | None) -> Incident:
-    """The incident, told by the line that cast the model since the step before, if what it found is infinite."""
+    """The incident, told by the line that cast the model since the step before left finite what is infinite now."""
     found = incident.outputs[0].statistics if incident.outputs else UNMEASURED
     is_infinite = bool((found.posinf or 0) + (found.neginf or 0)) and not found.nan
-    if mistake is None or not is_infinite or not incident.path or incident.written_by is not None:
+    left_finite = mistake is not None and left_it_finite(mistake.step) in incident.explanation
+    if mistake is None or not (left_finite and is_infinite and incident.path):
         return incident
     why = (
-        f"The {incident.path[0].op} {incident.path[0].name} was infinite when the step first read it. After step "
-        f"{mistake.step:,} this line casts the model to float16, which ends at 65,504: what is larger is infinite from "
-        "then on, also when it is cast back."
+        f"The {incident.path[0].op} {incident.path[0].name} was infinite when the step first read it. "
+        f"{left_it_finite(mistake.step)}. After that this line casts the model to float16, which ends at 65,504: what "
+        "is larger is infinite from then on, also when it is cast back."
     )
     return replace(incident, explanation=why, source=mistake.source, remedies=(*mistake.remedies, *incident.remedies))
 

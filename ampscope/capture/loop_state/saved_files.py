@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,9 @@ from ampscope.capture.torch_support.tensor_tree import tensors
 from ampscope.capture.torch_support.torch_private import storage_key
 from ampscope.trace.schema import EventKind
 from ampscope.trace.vocabulary import HELD_OPTIMIZER, HELD_WEIGHTS
+
+#: Tensors that a file may hold; one with more (a data set) is not looked at, for the loop waits.
+MOST_TENSORS = 1 << 15
 
 
 class SavedFiles:
@@ -56,8 +60,9 @@ class SavedFiles:
 
     def _held_of(self, held: object) -> dict[str, bool]:
         """Names what is held of the run's own state, and whether all of it is."""
-        saved = {storage_key(each) for each in _tensors(held) if _has_memory(each)}
-        if not saved:
+        looked_at = list(islice(_tensors(held), MOST_TENSORS + 1))
+        saved = {storage_key(each) for each in looked_at if _has_memory(each)}
+        if not saved or len(looked_at) > MOST_TENSORS:
             return {}
         kinds = {HELD_WEIGHTS: self._models.trained(), HELD_OPTIMIZER: self._optimizer_state()}
         found = {kind: {storage_key(each) in saved for each in own} for kind, own in kinds.items()}

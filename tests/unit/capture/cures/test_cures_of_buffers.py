@@ -66,7 +66,7 @@ def test_what_the_loop_has_cast_between_steps_is_cured_by_no_precision(run_folde
     assert found.tried
     assert {each.outcome for each in found.tried} == {Trial.NONFINITE}
     assert not any(remedy.verified for remedy in found.remedies)
-    assert f"After step {BAD - 1} this line casts the model to float16" in found.explanation
+    assert f"The forward of step {BAD - 1} left it finite. After that this line casts" in found.explanation
     assert found.source is not None
     assert "model.half().float()" in found.source.code
 
